@@ -828,7 +828,7 @@ type ListEntriesRequest struct {
 	Operation string `protobuf:"bytes,2,opt,name=operation,proto3" json:"operation,omitempty"`
 	// Only those in one of these conditions, as they are now. Empty: any condition.
 	Conditions []EntryCondition `protobuf:"varint,3,rep,packed,name=conditions,proto3,enum=idem.v1.EntryCondition" json:"conditions,omitempty"`
-	// Only those created longer ago than this, by the store's clock. Unset: of any age. At most 100 years.
+	// Only those created longer ago than this, by the store's clock. At most 10 years (3650 days). Unset: of any age.
 	OlderThan *durationpb.Duration `protobuf:"bytes,4,opt,name=older_than,json=olderThan,proto3" json:"older_than,omitempty"`
 	// Only those marked with Entry.doubt. Default: false.
 	DoubtOnly bool `protobuf:"varint,5,opt,name=doubt_only,json=doubtOnly,proto3" json:"doubt_only,omitempty"`
@@ -922,7 +922,7 @@ func (x *ListEntriesRequest) GetPageToken() string {
 // ListEntriesResponse shows entries.
 type ListEntriesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The entries of this page, without bodies, metadata and failure details.
+	// The entries of this page, without outcome, evidence, resolutions and earlier attempts.
 	Entries []*Entry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
 	// Ask for the next page with this. Empty: this is the last one.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
@@ -1680,7 +1680,7 @@ const file_idem_v1_admin_proto_rawDesc = "" +
 	"conditions\x12J\n" +
 	"\n" +
 	"older_than\x18\x04 \x01(\v2\x19.google.protobuf.DurationB\x10\xbaH\r\xaa\x01\n" +
-	"\"\x06\b\x80\xa7\xe4\xe0\v2\x00R\tolderThan\x12\x1d\n" +
+	"\"\x06\b\x80\x86\xb0\x96\x012\x00R\tolderThan\x12\x1d\n" +
 	"\n" +
 	"doubt_only\x18\x05 \x01(\bR\tdoubtOnly\x12$\n" +
 	"\tpage_size\x18\x06 \x01(\x05B\a\xbaH\x04\x1a\x02(\x00R\bpageSize\x12'\n" +

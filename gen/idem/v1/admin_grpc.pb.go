@@ -48,7 +48,7 @@ type AdminServiceClient interface {
 	// Refused, beside what every call can be:
 	//   - INVALID_ARGUMENT, INVALID_POLICY: with google.rpc.BadRequest naming the field and the rule, for example a horizon
 	//     that is over the server-wide ceiling;
-	//   - ABORTED, ETAG_MISMATCH: the policy was written or deleted by somebody else since.
+	//   - ABORTED, POLICY_CHANGED: the policy was written or deleted by somebody else since.
 	PutPolicy(ctx context.Context, in *PutPolicyRequest, opts ...grpc.CallOption) (*PutPolicyResponse, error)
 	// GetPolicy shows the policy that is stored for a tenant and operation, or the one that counts for them.
 	//
@@ -62,7 +62,7 @@ type AdminServiceClient interface {
 	//
 	// Refused, beside what every call can be:
 	//   - NOT_FOUND, POLICY_NOT_FOUND: nothing is stored for exactly this tenant and operation;
-	//   - ABORTED, ETAG_MISMATCH: the policy was written by somebody else since.
+	//   - ABORTED, POLICY_CHANGED: the policy was written by somebody else since.
 	DeletePolicy(ctx context.Context, in *DeletePolicyRequest, opts ...grpc.CallOption) (*DeletePolicyResponse, error)
 	// ApplyPolicy copies the terms of a stored policy to the standing entries for which it counts, and reports progress.
 	// It never shortens a promise: retention and tombstone stay as they are where they are longer. It can be called again
@@ -76,19 +76,20 @@ type AdminServiceClient interface {
 	// what is held.
 	//
 	// Refused, beside what every call can be:
-	//   - ABORTED, SWEEP_RUNNING: another daemon is sweeping; with RetryInfo. Never for a dry run.
+	//   - ABORTED, SWEEP_ELSEWHERE: another daemon is sweeping; with RetryInfo. Never for a dry run.
 	Sweep(ctx context.Context, in *SweepRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[SweepResponse], error)
-	// ListEntries shows entries, by tenant, operation and time of creation. It leaves bodies, metadata and failure details
-	// out: see LedgerService.Lookup.
+	// ListEntries shows entries, by tenant and operation. It is an overview: outcome, evidence, resolutions and earlier
+	// attempts are left out, see LedgerService.Lookup.
 	ListEntries(ctx context.Context, in *ListEntriesRequest, opts ...grpc.CallOption) (*ListEntriesResponse, error)
 	// ResolveEntry settles an entry by an operator's word, or releases it to run once more. The same call again is OK and
 	// changes nothing, also after the released claim was granted.
 	//
 	// Refused, beside what every call can be:
-	//   - ABORTED, IN_PROGRESS: the claim is live, and `force` is not set; with RetryInfo;
+	//   - FAILED_PRECONDITION, CLAIM_LIVE: the claim is live, and `force` is not set;
 	//   - FAILED_PRECONDITION, CLAIM_LOST: the latest attempt is another than the one named, `force` or not: look again;
 	//   - FAILED_PRECONDITION, ALREADY_SETTLED: the entry is settled otherwise;
 	//   - FAILED_PRECONDITION, EXPIRED: it was settled or lapsed, and its retention is past;
+	//   - FAILED_PRECONDITION, ABANDONED: a release of an entry that has used up all 64 attempts: complete or fail it;
 	//   - NOT_FOUND, ENTRY_NOT_FOUND: there is no such entry.
 	ResolveEntry(ctx context.Context, in *ResolveEntryRequest, opts ...grpc.CallOption) (*ResolveEntryResponse, error)
 	// DeleteEntries erases what a tenant's entries hold: answers, evidence, holders, metadata and names. A tombstone stays,
@@ -249,7 +250,7 @@ type AdminServiceServer interface {
 	// Refused, beside what every call can be:
 	//   - INVALID_ARGUMENT, INVALID_POLICY: with google.rpc.BadRequest naming the field and the rule, for example a horizon
 	//     that is over the server-wide ceiling;
-	//   - ABORTED, ETAG_MISMATCH: the policy was written or deleted by somebody else since.
+	//   - ABORTED, POLICY_CHANGED: the policy was written or deleted by somebody else since.
 	PutPolicy(context.Context, *PutPolicyRequest) (*PutPolicyResponse, error)
 	// GetPolicy shows the policy that is stored for a tenant and operation, or the one that counts for them.
 	//
@@ -263,7 +264,7 @@ type AdminServiceServer interface {
 	//
 	// Refused, beside what every call can be:
 	//   - NOT_FOUND, POLICY_NOT_FOUND: nothing is stored for exactly this tenant and operation;
-	//   - ABORTED, ETAG_MISMATCH: the policy was written by somebody else since.
+	//   - ABORTED, POLICY_CHANGED: the policy was written by somebody else since.
 	DeletePolicy(context.Context, *DeletePolicyRequest) (*DeletePolicyResponse, error)
 	// ApplyPolicy copies the terms of a stored policy to the standing entries for which it counts, and reports progress.
 	// It never shortens a promise: retention and tombstone stay as they are where they are longer. It can be called again
@@ -277,19 +278,20 @@ type AdminServiceServer interface {
 	// what is held.
 	//
 	// Refused, beside what every call can be:
-	//   - ABORTED, SWEEP_RUNNING: another daemon is sweeping; with RetryInfo. Never for a dry run.
+	//   - ABORTED, SWEEP_ELSEWHERE: another daemon is sweeping; with RetryInfo. Never for a dry run.
 	Sweep(*SweepRequest, grpc.ServerStreamingServer[SweepResponse]) error
-	// ListEntries shows entries, by tenant, operation and time of creation. It leaves bodies, metadata and failure details
-	// out: see LedgerService.Lookup.
+	// ListEntries shows entries, by tenant and operation. It is an overview: outcome, evidence, resolutions and earlier
+	// attempts are left out, see LedgerService.Lookup.
 	ListEntries(context.Context, *ListEntriesRequest) (*ListEntriesResponse, error)
 	// ResolveEntry settles an entry by an operator's word, or releases it to run once more. The same call again is OK and
 	// changes nothing, also after the released claim was granted.
 	//
 	// Refused, beside what every call can be:
-	//   - ABORTED, IN_PROGRESS: the claim is live, and `force` is not set; with RetryInfo;
+	//   - FAILED_PRECONDITION, CLAIM_LIVE: the claim is live, and `force` is not set;
 	//   - FAILED_PRECONDITION, CLAIM_LOST: the latest attempt is another than the one named, `force` or not: look again;
 	//   - FAILED_PRECONDITION, ALREADY_SETTLED: the entry is settled otherwise;
 	//   - FAILED_PRECONDITION, EXPIRED: it was settled or lapsed, and its retention is past;
+	//   - FAILED_PRECONDITION, ABANDONED: a release of an entry that has used up all 64 attempts: complete or fail it;
 	//   - NOT_FOUND, ENTRY_NOT_FOUND: there is no such entry.
 	ResolveEntry(context.Context, *ResolveEntryRequest) (*ResolveEntryResponse, error)
 	// DeleteEntries erases what a tenant's entries hold: answers, evidence, holders, metadata and names. A tombstone stays,

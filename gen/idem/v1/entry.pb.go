@@ -246,8 +246,6 @@ const (
 	AttemptEnding_ATTEMPT_ENDING_RELEASED AttemptEnding = 7
 	// An operator settled the entry while it was current.
 	AttemptEnding_ATTEMPT_ENDING_RESOLVED AttemptEnding = 8
-	// The entry lapsed while it was current.
-	AttemptEnding_ATTEMPT_ENDING_LAPSED AttemptEnding = 9
 )
 
 // Enum value maps for AttemptEnding.
@@ -262,7 +260,6 @@ var (
 		6: "ATTEMPT_ENDING_TAKEN_OVER",
 		7: "ATTEMPT_ENDING_RELEASED",
 		8: "ATTEMPT_ENDING_RESOLVED",
-		9: "ATTEMPT_ENDING_LAPSED",
 	}
 	AttemptEnding_value = map[string]int32{
 		"ATTEMPT_ENDING_UNSPECIFIED":      0,
@@ -274,7 +271,6 @@ var (
 		"ATTEMPT_ENDING_TAKEN_OVER":       6,
 		"ATTEMPT_ENDING_RELEASED":         7,
 		"ATTEMPT_ENDING_RESOLVED":         8,
-		"ATTEMPT_ENDING_LAPSED":           9,
 	}
 )
 
@@ -501,22 +497,22 @@ type Response struct {
 	Code int32 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
 	// The answer itself. An empty body is a body; where none was kept, body_omitted is set. A client sends at most
 	// what its message limit allows and otherwise sets body_omitted; the daemon keeps at most the policy's
-	// max_response_bytes, metadata included, and under store_response POINTER or NONE none at all.
+	// max_response_bytes, and under store_response POINTER or NONE none at all.
 	Body []byte `protobuf:"bytes,2,opt,name=body,proto3" json:"body,omitempty"`
-	// The media type of the body, as "application/json" or "application/protobuf; type=shop.v1.Charge". A value over
-	// 255 characters is left out. Default: empty, unknown.
+	// The media type of the body, as "application/json". A value over 255 characters is left out. Default: empty, unknown.
 	ContentType string `protobuf:"bytes,3,opt,name=content_type,json=contentType,proto3" json:"content_type,omitempty"`
 	// Metadata (gRPC) or header fields (HTTP) that belong to the answer. Order and multiplicity are kept. Only names
-	// that the policy's response_metadata_allow lists are stored, by default none; cookies and credentials never.
+	// that the policy's response_metadata_allow lists are stored, by default none; cookies and credentials never. More
+	// than 16 KiB (16384 bytes) of names and values are left out whole.
 	Metadata []*MetadataEntry `protobuf:"bytes,4,rep,name=metadata,proto3" json:"metadata,omitempty"`
 	// What kind of thing the work made, as "charge". A pointer, kept even where the body is not, except under
-	// store_response NONE. A value over 255 characters is left out. Default: empty, none.
+	// store_response NONE. A value over 1024 characters is left out. Default: empty, none.
 	ResourceType string `protobuf:"bytes,5,opt,name=resource_type,json=resourceType,proto3" json:"resource_type,omitempty"`
 	// Which one it made, as "ch_42". Kept as resource_type is. A value over 1024 characters is left out.
 	// Default: empty, none.
 	ResourceId string `protobuf:"bytes,6,opt,name=resource_id,json=resourceId,proto3" json:"resource_id,omitempty"`
 	// There was a body, and it is not here. Set by whoever left it out: the client (over its message limit) or the
-	// daemon (over the policy's limit, or by its store_response). body and metadata are then empty.
+	// daemon (over the policy's limit, or by its store_response). body is then empty.
 	BodyOmitted bool `protobuf:"varint,7,opt,name=body_omitted,json=bodyOmitted,proto3" json:"body_omitted,omitempty"`
 	// How long the body was before it was left out, in bytes. Set only with body_omitted; 0: not known.
 	BodySizeBytes int64 `protobuf:"varint,8,opt,name=body_size_bytes,json=bodySizeBytes,proto3" json:"body_size_bytes,omitempty"`
@@ -681,19 +677,21 @@ type EntryTimes struct {
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
 	// When the lease of the current attempt ends, or ended. Unset without a current attempt.
 	LeaseExpireTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=lease_expire_time,json=leaseExpireTime,proto3" json:"lease_expire_time,omitempty"`
-	// From when an abandoned entry is held, by the policy's reclaim_within. Unset: no such limit.
-	HoldTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=hold_time,json=holdTime,proto3" json:"hold_time,omitempty"`
-	// When an abandoned entry lapses if nobody comes. Unset for entries that do not lapse.
-	LapseTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=lapse_time,json=lapseTime,proto3" json:"lapse_time,omitempty"`
+	// When it was abandoned: its claim was given up or released, or its lease ended. Unset while it is not abandoned.
+	AbandonTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=abandon_time,json=abandonTime,proto3" json:"abandon_time,omitempty"`
+	// From when it is held if it is abandoned: create_time where that is at once, later by reclaim_within. Unset: never.
+	HoldTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=hold_time,json=holdTime,proto3" json:"hold_time,omitempty"`
+	// When it lapses if nobody comes. Unset for an entry that is settled, or that is held by then.
+	LapseTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=lapse_time,json=lapseTime,proto3" json:"lapse_time,omitempty"`
 	// When it was settled, or failed RETRYABLE.
-	SettleTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=settle_time,json=settleTime,proto3" json:"settle_time,omitempty"`
+	SettleTime *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=settle_time,json=settleTime,proto3" json:"settle_time,omitempty"`
 	// Until when the answer is replayed: the end of its retention.
-	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
+	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
 	// Until when a late retry is recognised and refused. After that the key is new.
-	TombstoneExpireTime *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=tombstone_expire_time,json=tombstoneExpireTime,proto3" json:"tombstone_expire_time,omitempty"`
+	TombstoneExpireTime *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=tombstone_expire_time,json=tombstoneExpireTime,proto3" json:"tombstone_expire_time,omitempty"`
 	// What the store's clock said when this was written or read. Compare the other times with this one rather than
 	// with a clock of your own.
-	StoreTime     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=store_time,json=storeTime,proto3" json:"store_time,omitempty"`
+	StoreTime     *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=store_time,json=storeTime,proto3" json:"store_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -738,6 +736,13 @@ func (x *EntryTimes) GetCreateTime() *timestamppb.Timestamp {
 func (x *EntryTimes) GetLeaseExpireTime() *timestamppb.Timestamp {
 	if x != nil {
 		return x.LeaseExpireTime
+	}
+	return nil
+}
+
+func (x *EntryTimes) GetAbandonTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AbandonTime
 	}
 	return nil
 }
@@ -789,8 +794,7 @@ type Answer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What the work answered. Its body may be left out (body_omitted); the pointer may still be there.
 	Response *Response `protobuf:"bytes,1,opt,name=response,proto3" json:"response,omitempty"`
-	// The attempt that did the work, counted from 1. An answer given by an operator has the attempt that was the
-	// latest then.
+	// The attempt that did the work, counted from 1. 0: an operator gave this answer.
 	Attempt int32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// When it was settled: the original of this replay.
 	OriginalTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=original_time,json=originalTime,proto3" json:"original_time,omitempty"`
@@ -872,11 +876,12 @@ type Failure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What the work failed with: code, message and details as they were reported.
 	Status *status.Status `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
-	// Details were left out, or the message was cut short, because they were over a limit of the client or the policy.
+	// Details were left out, or the message was cut short, because they were over a limit: the client's message limit, or
+	// the daemon's 64 KiB (65536 bytes) for details and 8 KiB (8192 bytes) for the message.
 	DetailsOmitted bool `protobuf:"varint,2,opt,name=details_omitted,json=detailsOmitted,proto3" json:"details_omitted,omitempty"`
 	// FINAL, or RETRYABLE where no other try is allowed: at the attempt cap, or to a resend of the attempt that failed.
 	Disposition Disposition `protobuf:"varint,3,opt,name=disposition,proto3,enum=idem.v1.Disposition" json:"disposition,omitempty"`
-	// The attempt that failed, counted from 1.
+	// The attempt that failed, counted from 1. 0: an operator gave this failure.
 	Attempt int32 `protobuf:"varint,4,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// When it failed: the original of this replay.
 	OriginalTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=original_time,json=originalTime,proto3" json:"original_time,omitempty"`
@@ -1078,7 +1083,7 @@ type isEvidence_Report interface {
 }
 
 type Evidence_Completed struct {
-	// The work was done, and this was its answer.
+	// The work was done, and this was its answer. A body over 64 KiB (65536 bytes) is left out (body_omitted).
 	Completed *Response `protobuf:"bytes,3,opt,name=completed,proto3,oneof"`
 }
 
@@ -1111,7 +1116,11 @@ type Attempt struct {
 	// A hash of what it reported, by which a resent report is recognised. Empty: it has not reported.
 	ReportDigest []byte `protobuf:"bytes,8,opt,name=report_digest,json=reportDigest,proto3" json:"report_digest,omitempty"`
 	// It was granted to settle or give up, not to run.
-	RecoverOnly   bool `protobuf:"varint,9,opt,name=recover_only,json=recoverOnly,proto3" json:"recover_only,omitempty"`
+	RecoverOnly bool `protobuf:"varint,9,opt,name=recover_only,json=recoverOnly,proto3" json:"recover_only,omitempty"`
+	// It was granted because an operator had released the entry, and does not count towards the policy's max_attempts.
+	OnCredit bool `protobuf:"varint,10,opt,name=on_credit,json=onCredit,proto3" json:"on_credit,omitempty"`
+	// How long its lease was when it was last given or renewed.
+	Lease         *durationpb.Duration `protobuf:"bytes,11,opt,name=lease,proto3" json:"lease,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1209,6 +1218,20 @@ func (x *Attempt) GetRecoverOnly() bool {
 	return false
 }
 
+func (x *Attempt) GetOnCredit() bool {
+	if x != nil {
+		return x.OnCredit
+	}
+	return false
+}
+
+func (x *Attempt) GetLease() *durationpb.Duration {
+	if x != nil {
+		return x.Lease
+	}
+	return nil
+}
+
 // Resolution is what an operator decided about an entry.
 type Resolution struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1221,9 +1244,7 @@ type Resolution struct {
 	// Who decided, as their credentials say. Empty where authentication is off.
 	Principal string `protobuf:"bytes,4,opt,name=principal,proto3" json:"principal,omitempty"`
 	// When it was decided.
-	ResolveTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=resolve_time,json=resolveTime,proto3" json:"resolve_time,omitempty"`
-	// The claim was live, and it was decided all the same.
-	Forced        bool `protobuf:"varint,6,opt,name=forced,proto3" json:"forced,omitempty"`
+	ResolveTime   *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=resolve_time,json=resolveTime,proto3" json:"resolve_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1293,32 +1314,23 @@ func (x *Resolution) GetResolveTime() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *Resolution) GetForced() bool {
-	if x != nil {
-		return x.Forced
-	}
-	return false
-}
-
 // EntryTerms are the parts of a policy that were copied to the entry when it was granted. A later change of the
-// policy does not change them, unless ApplyPolicy is called.
+// policy does not change them, unless ApplyPolicy is called. The lease is copied to the attempt: Attempt.lease.
 type EntryTerms struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How long a claim is exclusive without being extended.
-	Lease *durationpb.Duration `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
 	// How long the answer is replayed, from settlement. The longer of what was promised at the grant and at settlement.
-	Retention *durationpb.Duration `protobuf:"bytes,2,opt,name=retention,proto3" json:"retention,omitempty"`
-	// How long after the retention a late retry is still recognised and refused.
-	Tombstone *durationpb.Duration `protobuf:"bytes,3,opt,name=tombstone,proto3" json:"tombstone,omitempty"`
+	Retention *durationpb.Duration `protobuf:"bytes,1,opt,name=retention,proto3" json:"retention,omitempty"`
+	// How long after the retention a late retry is still recognised and refused. The longer one, as of retention.
+	Tombstone *durationpb.Duration `protobuf:"bytes,2,opt,name=tombstone,proto3" json:"tombstone,omitempty"`
 	// What happens to it when it is abandoned.
-	OnAbandoned OnAbandoned `protobuf:"varint,4,opt,name=on_abandoned,json=onAbandoned,proto3,enum=idem.v1.OnAbandoned" json:"on_abandoned,omitempty"`
+	OnAbandoned OnAbandoned `protobuf:"varint,3,opt,name=on_abandoned,json=onAbandoned,proto3,enum=idem.v1.OnAbandoned" json:"on_abandoned,omitempty"`
 	// For how long, from the first grant, an abandoned entry may be taken over before it is held. Unset: no such limit.
-	ReclaimWithin *durationpb.Duration `protobuf:"bytes,5,opt,name=reclaim_within,json=reclaimWithin,proto3" json:"reclaim_within,omitempty"`
-	// How many RUN claims may be granted.
-	MaxAttempts int32 `protobuf:"varint,6,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
-	// The principal to whom the entry belongs. To others every call is refused PERMISSION_DENIED, except an operator's.
-	// Empty: it is not bound.
-	BoundPrincipal string `protobuf:"bytes,7,opt,name=bound_principal,json=boundPrincipal,proto3" json:"bound_principal,omitempty"`
+	ReclaimWithin *durationpb.Duration `protobuf:"bytes,4,opt,name=reclaim_within,json=reclaimWithin,proto3" json:"reclaim_within,omitempty"`
+	// How many RUN claims may be granted, not counting those on an operator's release.
+	MaxAttempts int32 `protobuf:"varint,5,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
+	// The entry belongs to the principal of its first attempt. To others every call is refused PERMISSION_DENIED, except
+	// an operator's.
+	PrincipalBound bool `protobuf:"varint,6,opt,name=principal_bound,json=principalBound,proto3" json:"principal_bound,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -1351,13 +1363,6 @@ func (x *EntryTerms) ProtoReflect() protoreflect.Message {
 // Deprecated: Use EntryTerms.ProtoReflect.Descriptor instead.
 func (*EntryTerms) Descriptor() ([]byte, []int) {
 	return file_idem_v1_entry_proto_rawDescGZIP(), []int{10}
-}
-
-func (x *EntryTerms) GetLease() *durationpb.Duration {
-	if x != nil {
-		return x.Lease
-	}
-	return nil
 }
 
 func (x *EntryTerms) GetRetention() *durationpb.Duration {
@@ -1395,11 +1400,11 @@ func (x *EntryTerms) GetMaxAttempts() int32 {
 	return 0
 }
 
-func (x *EntryTerms) GetBoundPrincipal() string {
+func (x *EntryTerms) GetPrincipalBound() bool {
 	if x != nil {
-		return x.BoundPrincipal
+		return x.PrincipalBound
 	}
-	return ""
+	return false
 }
 
 // Entry is one intent, with what is known of it. It holds no claim token and no attempt id.
@@ -1413,7 +1418,7 @@ type Entry struct {
 	Condition EntryCondition `protobuf:"varint,3,opt,name=condition,proto3,enum=idem.v1.EntryCondition" json:"condition,omitempty"`
 	// What was asked for: 1 or 2. They bind for the life of the incarnation.
 	Fingerprints []*Fingerprint `protobuf:"bytes,4,rep,name=fingerprints,proto3" json:"fingerprints,omitempty"`
-	// Every attempt, the first one first. At most 64.
+	// Every attempt, the first one first. At most 64. In ListEntries: the latest one only.
 	Attempts []*Attempt `protobuf:"bytes,5,rep,name=attempts,proto3" json:"attempts,omitempty"`
 	// The number of the latest attempt, counted from 1. This is what ResolveEntryRequest.attempt asks for.
 	LatestAttempt int32 `protobuf:"varint,6,opt,name=latest_attempt,json=latestAttempt,proto3" json:"latest_attempt,omitempty"`
@@ -1436,8 +1441,8 @@ type Entry struct {
 	//	*Entry_Answer
 	//	*Entry_Failure
 	Outcome isEntry_Outcome `protobuf_oneof:"outcome"`
-	// The latest decision of an operator. Unset: there was none.
-	Resolution *Resolution `protobuf:"bytes,14,opt,name=resolution,proto3" json:"resolution,omitempty"`
+	// What operators decided, the first decision first. At most 128.
+	Resolutions []*Resolution `protobuf:"bytes,14,rep,name=resolutions,proto3" json:"resolutions,omitempty"`
 	// Its times.
 	Times *EntryTimes `protobuf:"bytes,15,opt,name=times,proto3" json:"times,omitempty"`
 	// The fence of the latest attempt. It only rises for a ref, also across forgetting and starting again.
@@ -1447,7 +1452,9 @@ type Entry struct {
 	// How often it was written in this incarnation, counted from 1.
 	Revision int64 `protobuf:"varint,18,opt,name=revision,proto3" json:"revision,omitempty"`
 	// It was erased by DeleteEntries: its answer, evidence, holders and names are gone, and only a tombstone remains.
-	Erased        bool `protobuf:"varint,19,opt,name=erased,proto3" json:"erased,omitempty"`
+	Erased bool `protobuf:"varint,19,opt,name=erased,proto3" json:"erased,omitempty"`
+	// How many RUN claims were granted that count towards the policy's max_attempts.
+	RunCount      int32 `protobuf:"varint,20,opt,name=run_count,json=runCount,proto3" json:"run_count,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1584,9 +1591,9 @@ func (x *Entry) GetFailure() *Failure {
 	return nil
 }
 
-func (x *Entry) GetResolution() *Resolution {
+func (x *Entry) GetResolutions() []*Resolution {
 	if x != nil {
-		return x.Resolution
+		return x.Resolutions
 	}
 	return nil
 }
@@ -1624,6 +1631,13 @@ func (x *Entry) GetErased() bool {
 		return x.Erased
 	}
 	return false
+}
+
+func (x *Entry) GetRunCount() int32 {
+	if x != nil {
+		return x.RunCount
+	}
+	return 0
 }
 
 type isEntry_Outcome interface {
@@ -1672,22 +1686,23 @@ const file_idem_v1_entry_proto_rawDesc = "" +
 	"\x15response.body_omitted\x121a response with body_omitted must not have a body\x1a+!this.body_omitted || this.body.size() == 0\"7\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\fR\x05value\"\x8a\x04\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value\"\xc9\x04\n" +
 	"\n" +
 	"EntryTimes\x12;\n" +
 	"\vcreate_time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"createTime\x12F\n" +
-	"\x11lease_expire_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x0fleaseExpireTime\x127\n" +
-	"\thold_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bholdTime\x129\n" +
+	"\x11lease_expire_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x0fleaseExpireTime\x12=\n" +
+	"\fabandon_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\vabandonTime\x127\n" +
+	"\thold_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bholdTime\x129\n" +
 	"\n" +
-	"lapse_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tlapseTime\x12;\n" +
-	"\vsettle_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"lapse_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tlapseTime\x12;\n" +
+	"\vsettle_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"settleTime\x12;\n" +
-	"\vexpire_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"\vexpire_time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"expireTime\x12N\n" +
-	"\x15tombstone_expire_time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x13tombstoneExpireTime\x129\n" +
+	"\x15tombstone_expire_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x13tombstoneExpireTime\x129\n" +
 	"\n" +
-	"store_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tstoreTime\"\xeb\x01\n" +
+	"store_time\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\tstoreTime\"\xeb\x01\n" +
 	"\x06Answer\x12-\n" +
 	"\bresponse\x18\x01 \x01(\v2\x11.idem.v1.ResponseR\bresponse\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\x05R\aattempt\x12?\n" +
@@ -1712,7 +1727,7 @@ const file_idem_v1_entry_proto_rawDesc = "" +
 	"\x06failed\x18\x04 \x01(\v2\x12.google.rpc.StatusH\x00R\x06failed\x126\n" +
 	"\vdisposition\x18\x05 \x01(\x0e2\x14.idem.v1.DispositionR\vdisposition\x12'\n" +
 	"\x0fdetails_omitted\x18\x06 \x01(\bR\x0edetailsOmittedB\b\n" +
-	"\x06report\"\xeb\x02\n" +
+	"\x06report\"\xb9\x03\n" +
 	"\aAttempt\x12\x18\n" +
 	"\aattempt\x18\x01 \x01(\x05R\aattempt\x12&\n" +
 	"\x0fattempt_id_hash\x18\x02 \x01(\fR\rattemptIdHash\x12\x16\n" +
@@ -1723,24 +1738,25 @@ const file_idem_v1_entry_proto_rawDesc = "" +
 	"\bend_time\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\x12.\n" +
 	"\x06ending\x18\a \x01(\x0e2\x16.idem.v1.AttemptEndingR\x06ending\x12#\n" +
 	"\rreport_digest\x18\b \x01(\fR\freportDigest\x12!\n" +
-	"\frecover_only\x18\t \x01(\bR\vrecoverOnly\"\xe0\x01\n" +
+	"\frecover_only\x18\t \x01(\bR\vrecoverOnly\x12\x1b\n" +
+	"\ton_credit\x18\n" +
+	" \x01(\bR\bonCredit\x12/\n" +
+	"\x05lease\x18\v \x01(\v2\x19.google.protobuf.DurationR\x05lease\"\xc8\x01\n" +
 	"\n" +
 	"Resolution\x12+\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x17.idem.v1.ResolutionKindR\x04kind\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\x05R\aattempt\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x1c\n" +
 	"\tprincipal\x18\x04 \x01(\tR\tprincipal\x12=\n" +
-	"\fresolve_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\vresolveTime\x12\x16\n" +
-	"\x06forced\x18\x06 \x01(\bR\x06forced\"\xf6\x02\n" +
+	"\fresolve_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\vresolveTime\"\xc5\x02\n" +
 	"\n" +
-	"EntryTerms\x12/\n" +
-	"\x05lease\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05lease\x127\n" +
-	"\tretention\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\tretention\x127\n" +
-	"\ttombstone\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\ttombstone\x127\n" +
-	"\fon_abandoned\x18\x04 \x01(\x0e2\x14.idem.v1.OnAbandonedR\vonAbandoned\x12@\n" +
-	"\x0ereclaim_within\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\rreclaimWithin\x12!\n" +
-	"\fmax_attempts\x18\x06 \x01(\x05R\vmaxAttempts\x12'\n" +
-	"\x0fbound_principal\x18\a \x01(\tR\x0eboundPrincipal\"\x94\x06\n" +
+	"EntryTerms\x127\n" +
+	"\tretention\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\tretention\x127\n" +
+	"\ttombstone\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\ttombstone\x127\n" +
+	"\fon_abandoned\x18\x03 \x01(\x0e2\x14.idem.v1.OnAbandonedR\vonAbandoned\x12@\n" +
+	"\x0ereclaim_within\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\rreclaimWithin\x12!\n" +
+	"\fmax_attempts\x18\x05 \x01(\x05R\vmaxAttempts\x12'\n" +
+	"\x0fprincipal_bound\x18\x06 \x01(\bR\x0eprincipalBound\"\xb3\x06\n" +
 	"\x05Entry\x12#\n" +
 	"\x03ref\x18\x01 \x01(\v2\x11.idem.v1.EntryRefR\x03ref\x12)\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x13.idem.v1.EntryStateR\x05state\x125\n" +
@@ -1755,15 +1771,14 @@ const file_idem_v1_entry_proto_rawDesc = "" +
 	" \x01(\v2\x13.idem.v1.EntryTermsR\x05terms\x12%\n" +
 	"\x0erelease_credit\x18\v \x01(\bR\rreleaseCredit\x12)\n" +
 	"\x06answer\x18\f \x01(\v2\x0f.idem.v1.AnswerH\x00R\x06answer\x12,\n" +
-	"\afailure\x18\r \x01(\v2\x10.idem.v1.FailureH\x00R\afailure\x123\n" +
-	"\n" +
-	"resolution\x18\x0e \x01(\v2\x13.idem.v1.ResolutionR\n" +
-	"resolution\x12)\n" +
+	"\afailure\x18\r \x01(\v2\x10.idem.v1.FailureH\x00R\afailure\x125\n" +
+	"\vresolutions\x18\x0e \x03(\v2\x13.idem.v1.ResolutionR\vresolutions\x12)\n" +
 	"\x05times\x18\x0f \x01(\v2\x13.idem.v1.EntryTimesR\x05times\x12\x14\n" +
 	"\x05fence\x18\x10 \x01(\x03R\x05fence\x12 \n" +
 	"\vincarnation\x18\x11 \x01(\x03R\vincarnation\x12\x1a\n" +
 	"\brevision\x18\x12 \x01(\x03R\brevision\x12\x16\n" +
-	"\x06erased\x18\x13 \x01(\bR\x06erasedB\t\n" +
+	"\x06erased\x18\x13 \x01(\bR\x06erased\x12\x1b\n" +
+	"\trun_count\x18\x14 \x01(\x05R\brunCountB\t\n" +
 	"\aoutcome*u\n" +
 	"\vDisposition\x12\x1b\n" +
 	"\x17DISPOSITION_UNSPECIFIED\x10\x00\x12\x15\n" +
@@ -1785,7 +1800,7 @@ const file_idem_v1_entry_proto_rawDesc = "" +
 	"\x19ENTRY_CONDITION_COMPLETED\x10\x05\x12 \n" +
 	"\x1cENTRY_CONDITION_FAILED_FINAL\x10\x06\x12$\n" +
 	" ENTRY_CONDITION_FAILED_RETRYABLE\x10\a\x12\x1b\n" +
-	"\x17ENTRY_CONDITION_EXPIRED\x10\b*\xbd\x02\n" +
+	"\x17ENTRY_CONDITION_EXPIRED\x10\b*\xa2\x02\n" +
 	"\rAttemptEnding\x12\x1e\n" +
 	"\x1aATTEMPT_ENDING_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13ATTEMPT_ENDING_OPEN\x10\x01\x12\x1c\n" +
@@ -1795,8 +1810,7 @@ const file_idem_v1_entry_proto_rawDesc = "" +
 	"\x17ATTEMPT_ENDING_GIVEN_UP\x10\x05\x12\x1d\n" +
 	"\x19ATTEMPT_ENDING_TAKEN_OVER\x10\x06\x12\x1b\n" +
 	"\x17ATTEMPT_ENDING_RELEASED\x10\a\x12\x1b\n" +
-	"\x17ATTEMPT_ENDING_RESOLVED\x10\b\x12\x19\n" +
-	"\x15ATTEMPT_ENDING_LAPSED\x10\t*\x86\x01\n" +
+	"\x17ATTEMPT_ENDING_RESOLVED\x10\b*\x86\x01\n" +
 	"\x0eResolutionKind\x12\x1f\n" +
 	"\x1bRESOLUTION_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18RESOLUTION_KIND_COMPLETE\x10\x01\x12\x18\n" +
@@ -1844,49 +1858,50 @@ var file_idem_v1_entry_proto_depIdxs = []int32{
 	8,  // 0: idem.v1.Response.metadata:type_name -> idem.v1.MetadataEntry
 	17, // 1: idem.v1.EntryTimes.create_time:type_name -> google.protobuf.Timestamp
 	17, // 2: idem.v1.EntryTimes.lease_expire_time:type_name -> google.protobuf.Timestamp
-	17, // 3: idem.v1.EntryTimes.hold_time:type_name -> google.protobuf.Timestamp
-	17, // 4: idem.v1.EntryTimes.lapse_time:type_name -> google.protobuf.Timestamp
-	17, // 5: idem.v1.EntryTimes.settle_time:type_name -> google.protobuf.Timestamp
-	17, // 6: idem.v1.EntryTimes.expire_time:type_name -> google.protobuf.Timestamp
-	17, // 7: idem.v1.EntryTimes.tombstone_expire_time:type_name -> google.protobuf.Timestamp
-	17, // 8: idem.v1.EntryTimes.store_time:type_name -> google.protobuf.Timestamp
-	7,  // 9: idem.v1.Answer.response:type_name -> idem.v1.Response
-	17, // 10: idem.v1.Answer.original_time:type_name -> google.protobuf.Timestamp
-	17, // 11: idem.v1.Answer.expire_time:type_name -> google.protobuf.Timestamp
-	18, // 12: idem.v1.Failure.status:type_name -> google.rpc.Status
-	0,  // 13: idem.v1.Failure.disposition:type_name -> idem.v1.Disposition
-	17, // 14: idem.v1.Failure.original_time:type_name -> google.protobuf.Timestamp
-	17, // 15: idem.v1.Failure.expire_time:type_name -> google.protobuf.Timestamp
-	17, // 16: idem.v1.Evidence.report_time:type_name -> google.protobuf.Timestamp
-	7,  // 17: idem.v1.Evidence.completed:type_name -> idem.v1.Response
-	18, // 18: idem.v1.Evidence.failed:type_name -> google.rpc.Status
-	0,  // 19: idem.v1.Evidence.disposition:type_name -> idem.v1.Disposition
-	17, // 20: idem.v1.Attempt.begin_time:type_name -> google.protobuf.Timestamp
-	17, // 21: idem.v1.Attempt.end_time:type_name -> google.protobuf.Timestamp
-	3,  // 22: idem.v1.Attempt.ending:type_name -> idem.v1.AttemptEnding
-	4,  // 23: idem.v1.Resolution.kind:type_name -> idem.v1.ResolutionKind
-	17, // 24: idem.v1.Resolution.resolve_time:type_name -> google.protobuf.Timestamp
-	19, // 25: idem.v1.EntryTerms.lease:type_name -> google.protobuf.Duration
-	19, // 26: idem.v1.EntryTerms.retention:type_name -> google.protobuf.Duration
-	19, // 27: idem.v1.EntryTerms.tombstone:type_name -> google.protobuf.Duration
-	20, // 28: idem.v1.EntryTerms.on_abandoned:type_name -> idem.v1.OnAbandoned
-	19, // 29: idem.v1.EntryTerms.reclaim_within:type_name -> google.protobuf.Duration
-	5,  // 30: idem.v1.Entry.ref:type_name -> idem.v1.EntryRef
-	1,  // 31: idem.v1.Entry.state:type_name -> idem.v1.EntryState
-	2,  // 32: idem.v1.Entry.condition:type_name -> idem.v1.EntryCondition
-	6,  // 33: idem.v1.Entry.fingerprints:type_name -> idem.v1.Fingerprint
-	13, // 34: idem.v1.Entry.attempts:type_name -> idem.v1.Attempt
-	12, // 35: idem.v1.Entry.evidence:type_name -> idem.v1.Evidence
-	15, // 36: idem.v1.Entry.terms:type_name -> idem.v1.EntryTerms
-	10, // 37: idem.v1.Entry.answer:type_name -> idem.v1.Answer
-	11, // 38: idem.v1.Entry.failure:type_name -> idem.v1.Failure
-	14, // 39: idem.v1.Entry.resolution:type_name -> idem.v1.Resolution
-	9,  // 40: idem.v1.Entry.times:type_name -> idem.v1.EntryTimes
-	41, // [41:41] is the sub-list for method output_type
-	41, // [41:41] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	17, // 3: idem.v1.EntryTimes.abandon_time:type_name -> google.protobuf.Timestamp
+	17, // 4: idem.v1.EntryTimes.hold_time:type_name -> google.protobuf.Timestamp
+	17, // 5: idem.v1.EntryTimes.lapse_time:type_name -> google.protobuf.Timestamp
+	17, // 6: idem.v1.EntryTimes.settle_time:type_name -> google.protobuf.Timestamp
+	17, // 7: idem.v1.EntryTimes.expire_time:type_name -> google.protobuf.Timestamp
+	17, // 8: idem.v1.EntryTimes.tombstone_expire_time:type_name -> google.protobuf.Timestamp
+	17, // 9: idem.v1.EntryTimes.store_time:type_name -> google.protobuf.Timestamp
+	7,  // 10: idem.v1.Answer.response:type_name -> idem.v1.Response
+	17, // 11: idem.v1.Answer.original_time:type_name -> google.protobuf.Timestamp
+	17, // 12: idem.v1.Answer.expire_time:type_name -> google.protobuf.Timestamp
+	18, // 13: idem.v1.Failure.status:type_name -> google.rpc.Status
+	0,  // 14: idem.v1.Failure.disposition:type_name -> idem.v1.Disposition
+	17, // 15: idem.v1.Failure.original_time:type_name -> google.protobuf.Timestamp
+	17, // 16: idem.v1.Failure.expire_time:type_name -> google.protobuf.Timestamp
+	17, // 17: idem.v1.Evidence.report_time:type_name -> google.protobuf.Timestamp
+	7,  // 18: idem.v1.Evidence.completed:type_name -> idem.v1.Response
+	18, // 19: idem.v1.Evidence.failed:type_name -> google.rpc.Status
+	0,  // 20: idem.v1.Evidence.disposition:type_name -> idem.v1.Disposition
+	17, // 21: idem.v1.Attempt.begin_time:type_name -> google.protobuf.Timestamp
+	17, // 22: idem.v1.Attempt.end_time:type_name -> google.protobuf.Timestamp
+	3,  // 23: idem.v1.Attempt.ending:type_name -> idem.v1.AttemptEnding
+	19, // 24: idem.v1.Attempt.lease:type_name -> google.protobuf.Duration
+	4,  // 25: idem.v1.Resolution.kind:type_name -> idem.v1.ResolutionKind
+	17, // 26: idem.v1.Resolution.resolve_time:type_name -> google.protobuf.Timestamp
+	19, // 27: idem.v1.EntryTerms.retention:type_name -> google.protobuf.Duration
+	19, // 28: idem.v1.EntryTerms.tombstone:type_name -> google.protobuf.Duration
+	20, // 29: idem.v1.EntryTerms.on_abandoned:type_name -> idem.v1.OnAbandoned
+	19, // 30: idem.v1.EntryTerms.reclaim_within:type_name -> google.protobuf.Duration
+	5,  // 31: idem.v1.Entry.ref:type_name -> idem.v1.EntryRef
+	1,  // 32: idem.v1.Entry.state:type_name -> idem.v1.EntryState
+	2,  // 33: idem.v1.Entry.condition:type_name -> idem.v1.EntryCondition
+	6,  // 34: idem.v1.Entry.fingerprints:type_name -> idem.v1.Fingerprint
+	13, // 35: idem.v1.Entry.attempts:type_name -> idem.v1.Attempt
+	12, // 36: idem.v1.Entry.evidence:type_name -> idem.v1.Evidence
+	15, // 37: idem.v1.Entry.terms:type_name -> idem.v1.EntryTerms
+	10, // 38: idem.v1.Entry.answer:type_name -> idem.v1.Answer
+	11, // 39: idem.v1.Entry.failure:type_name -> idem.v1.Failure
+	14, // 40: idem.v1.Entry.resolutions:type_name -> idem.v1.Resolution
+	9,  // 41: idem.v1.Entry.times:type_name -> idem.v1.EntryTimes
+	42, // [42:42] is the sub-list for method output_type
+	42, // [42:42] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_idem_v1_entry_proto_init() }

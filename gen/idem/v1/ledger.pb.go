@@ -90,9 +90,9 @@ type BeginRequest struct {
 	// that is shared with the stored ones decides; another hash under it is refused KEY_REUSED.
 	Fingerprints []*Fingerprint `protobuf:"bytes,2,rep,name=fingerprints,proto3" json:"fingerprints,omitempty"`
 	// A UUID that the caller makes afresh for each try and repeats on every resend of that same Begin: this is how a resend
-	// is told from a duplicate. In its 36-character form; not nil, and not the key. Upper and lower case are the same.
+	// is told from a duplicate. In its 36-character form; not nil, and not the key.
 	AttemptId string `protobuf:"bytes,3,opt,name=attempt_id,json=attemptId,proto3" json:"attempt_id,omitempty"`
-	// How long the claim is to be exclusive without being extended. Unset or zero: the policy's lease. At most 24 h. The
+	// How long the claim is to be exclusive without being extended. 1 s to 24 h. Unset or zero: the policy's lease. The
 	// claim says what was granted.
 	Lease *durationpb.Duration `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`
 	// How long to wait for another's live claim to be settled before answering in_progress. Cut to the policy's max_wait
@@ -635,8 +635,9 @@ type FailRequest struct {
 	Ref *EntryRef `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
 	// The token of the claim. 1 to 64 bytes.
 	ClaimToken []byte `protobuf:"bytes,2,opt,name=claim_token,json=claimToken,proto3" json:"claim_token,omitempty"`
-	// What the work failed with. Required. Its code is kept as it is, unknown numbers too, but must not be 0 (OK). Its
-	// details are kept up to the policy's max_response_bytes, with types that the daemon does not know.
+	// What the work failed with. Required. Its code is kept as it is, unknown numbers too, but must not be 0 (OK). Details
+	// are kept as they are, of types that the daemon does not know too; what is too long is left out, see
+	// Failure.details_omitted.
 	Status *status.Status `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
 	// What the failure means for the next try. Required.
 	Disposition Disposition `protobuf:"varint,4,opt,name=disposition,proto3,enum=idem.v1.Disposition" json:"disposition,omitempty"`
@@ -782,7 +783,7 @@ type ExtendRequest struct {
 	Ref *EntryRef `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
 	// The token of the claim. 1 to 64 bytes.
 	ClaimToken []byte `protobuf:"bytes,2,opt,name=claim_token,json=claimToken,proto3" json:"claim_token,omitempty"`
-	// How long the claim is to be exclusive from now. Unset or zero: the lease of the entry's terms. At most 24 h. The answer
+	// How long the claim is to be exclusive from now. 1 s to 24 h. Unset or zero: as long as it was last given. The answer
 	// says what was granted.
 	Lease         *durationpb.Duration `protobuf:"bytes,3,opt,name=lease,proto3" json:"lease,omitempty"`
 	unknownFields protoimpl.UnknownFields

@@ -43,6 +43,8 @@ const (
 //   - PERMISSION_DENIED, for another's tenant or an entry that is bound to another principal;
 //   - RESOURCE_EXHAUSTED, QUOTA: try again after the RetryInfo;
 //   - UNAVAILABLE, STORE_UNAVAILABLE: the store cannot be reached; resend after the RetryInfo;
+//   - UNAVAILABLE, DRAINING: this daemon is shutting down; resend to another one;
+//   - INTERNAL, INTERNAL: a bug; resend, the outcome is not known;
 //   - DEADLINE_EXCEEDED, CANCELLED: the outcome is not known; resend.
 type LedgerServiceClient interface {
 	// Begin asks for the claim on an entry, and answers with one of four outcomes: granted, completed, failed, in
@@ -56,7 +58,7 @@ type LedgerServiceClient interface {
 	//   - FAILED_PRECONDITION, CLAIM_LOST: the attempt id is that of an earlier attempt;
 	//   - NOT_FOUND, ENTRY_NOT_FOUND: mode RECOVER, and there is no entry;
 	//   - INVALID_ARGUMENT, INVALID_ATTEMPT_ID: the attempt id is equal to the key, or was used here by another
-	//     principal or holder.
+	//     principal or holder, or with the other mode.
 	Begin(ctx context.Context, in *BeginRequest, opts ...grpc.CallOption) (*BeginResponse, error)
 	// Complete settles an entry with the answer of the work. The token is the proof; a lease that is over does not matter
 	// as long as nobody took over. It is never refused for size.
@@ -159,6 +161,8 @@ func (c *ledgerServiceClient) Lookup(ctx context.Context, in *LookupRequest, opt
 //   - PERMISSION_DENIED, for another's tenant or an entry that is bound to another principal;
 //   - RESOURCE_EXHAUSTED, QUOTA: try again after the RetryInfo;
 //   - UNAVAILABLE, STORE_UNAVAILABLE: the store cannot be reached; resend after the RetryInfo;
+//   - UNAVAILABLE, DRAINING: this daemon is shutting down; resend to another one;
+//   - INTERNAL, INTERNAL: a bug; resend, the outcome is not known;
 //   - DEADLINE_EXCEEDED, CANCELLED: the outcome is not known; resend.
 type LedgerServiceServer interface {
 	// Begin asks for the claim on an entry, and answers with one of four outcomes: granted, completed, failed, in
@@ -172,7 +176,7 @@ type LedgerServiceServer interface {
 	//   - FAILED_PRECONDITION, CLAIM_LOST: the attempt id is that of an earlier attempt;
 	//   - NOT_FOUND, ENTRY_NOT_FOUND: mode RECOVER, and there is no entry;
 	//   - INVALID_ARGUMENT, INVALID_ATTEMPT_ID: the attempt id is equal to the key, or was used here by another
-	//     principal or holder.
+	//     principal or holder, or with the other mode.
 	Begin(context.Context, *BeginRequest) (*BeginResponse, error)
 	// Complete settles an entry with the answer of the work. The token is the proof; a lease that is over does not matter
 	// as long as nobody took over. It is never refused for size.

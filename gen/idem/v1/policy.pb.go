@@ -285,29 +285,28 @@ type Policy struct {
 	// retention of 7 days.
 	Horizons *Horizons `protobuf:"bytes,3,opt,name=horizons,proto3" json:"horizons,omitempty"`
 	// OUTPUT_ONLY, ignored in PutPolicy. How long an answer is replayed, counted from settlement: the longest horizon,
-	// clamped by the server-wide floor and ceiling. A policy whose longest horizon is over the ceiling cannot be written.
+	// raised to the server-wide floor (at least 2 s). A policy with a horizon over the server-wide ceiling cannot be written.
 	Retention *durationpb.Duration `protobuf:"bytes,4,opt,name=retention,proto3" json:"retention,omitempty"`
 	// OUTPUT_ONLY, ignored in PutPolicy. What decides the retention.
 	RetentionHorizon RetentionHorizon `protobuf:"varint,5,opt,name=retention_horizon,json=retentionHorizon,proto3,enum=idem.v1.RetentionHorizon" json:"retention_horizon,omitempty"`
 	// How long after the retention a late retry is still recognised and refused EXPIRED. Unset: as long as the retention.
-	// Zero: after its retention a key is new again, and a late retry runs again. At most 100 years.
+	// Zero: after its retention a key is new again, and a late retry runs again. At most 10 years (3650 days).
 	Tombstone *durationpb.Duration `protobuf:"bytes,6,opt,name=tombstone,proto3" json:"tombstone,omitempty"`
-	// How long a claim is exclusive without being extended. Unset or zero: 60 s. At most 24 h; longer work extends.
+	// How long a claim is exclusive without being extended. 1 s to 24 h; longer work extends. Unset or zero: 60 s.
 	Lease *durationpb.Duration `protobuf:"bytes,7,opt,name=lease,proto3" json:"lease,omitempty"`
 	// How long a Begin may wait for another's claim. A longer BeginRequest.wait is cut to it. Unset: 30 s. Zero: nobody
-	// waits. At most 1 h.
+	// waits. At most 5 min.
 	MaxWait *durationpb.Duration `protobuf:"bytes,8,opt,name=max_wait,json=maxWait,proto3" json:"max_wait,omitempty"`
 	// How many RUN claims an entry may be granted. 1 to 32. Unset (0): 10.
 	MaxAttempts int32 `protobuf:"varint,9,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
 	// What happens to an abandoned entry. Unspecified: RECLAIM.
 	OnAbandoned OnAbandoned `protobuf:"varint,10,opt,name=on_abandoned,json=onAbandoned,proto3,enum=idem.v1.OnAbandoned" json:"on_abandoned,omitempty"`
 	// For how long, from the first grant, an abandoned entry may be taken over under RECLAIM; from then on it is held.
-	// Set it below the time for which the systems downstream know duplicates. Longer than zero and at most 100 years.
-	// Unset: no such limit.
+	// Set it below the time for which the systems downstream know duplicates. Longer than zero and at most 10 years
+	// (3650 days); not with HOLD. Unset: no such limit.
 	ReclaimWithin *durationpb.Duration `protobuf:"bytes,11,opt,name=reclaim_within,json=reclaimWithin,proto3" json:"reclaim_within,omitempty"`
-	// How much of a response is kept: body and metadata together, in bytes, or the details of a failure. A longer
-	// body is left out together with the metadata, and the answer says so; Complete is not refused. Unset (0): 1 MiB
-	// (1048576). At most 16 MiB.
+	// Up to which length the body of a response is kept, in bytes. A longer one is left out, and the answer says so; Complete
+	// is not refused. Unset (0): 1 MiB (1048576). At most 8 MiB (8388608).
 	MaxResponseBytes int64 `protobuf:"varint,12,opt,name=max_response_bytes,json=maxResponseBytes,proto3" json:"max_response_bytes,omitempty"`
 	// Which parts of a response are kept. Unspecified: FULL.
 	StoreResponse StoreResponse `protobuf:"varint,13,opt,name=store_response,json=storeResponse,proto3,enum=idem.v1.StoreResponse" json:"store_response,omitempty"`
@@ -316,8 +315,8 @@ type Policy struct {
 	// An entry belongs to the principal that first began it, by a stable claim of its credentials. To others every call
 	// is refused PERMISSION_DENIED, except an operator's. Default: false.
 	BindPrincipal bool `protobuf:"varint,15,opt,name=bind_principal,json=bindPrincipal,proto3" json:"bind_principal,omitempty"`
-	// Which metadata or header names of a response are kept, in lower case. At most 64 names of 1 to 128 characters,
-	// no cookies and no credentials. Default: empty, none.
+	// Which metadata or header names of a response are kept, in lower case. At most 64 names of 1 to 128 characters. Names
+	// that carry cookies or credentials, or that belong to one exchange only, are refused. Default: empty, none.
 	ResponseMetadataAllow []string `protobuf:"bytes,16,rep,name=response_metadata_allow,json=responseMetadataAllow,proto3" json:"response_metadata_allow,omitempty"`
 	// Which version of the policy this is. Set in PutPolicy: write only if the stored policy still has this etag, else
 	// refuse. Empty in PutPolicy: write whatever is stored. At most 64 characters.
@@ -484,8 +483,8 @@ func (x *Policy) GetUpdateTime() *timestamppb.Timestamp {
 	return nil
 }
 
-// Horizons say for how long after settlement a duplicate can still arrive, by where it comes from. Each is at most 100
-// years; unset and zero mean that there is no such source.
+// Horizons say for how long after settlement a duplicate can still arrive, by where it comes from. Each is at most the
+// server-wide ceiling, and never over 10 years (3650 days); unset and zero mean that there is no such source.
 type Horizons struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Callers that retry: the end of the longest retry loop, devices that were off-line included.
@@ -572,10 +571,11 @@ type KeyFormat struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The form. Unspecified: ANY.
 	Kind KeyFormatKind `protobuf:"varint,1,opt,name=kind,proto3,enum=idem.v1.KeyFormatKind" json:"kind,omitempty"`
-	// With kind PATTERN: an RE2 expression that the whole key must match, as "ord_[0-9a-z]{26}". 1 to 255 characters.
+	// With kind PATTERN: an RE2 expression that the whole key must match, as "ord_[0-9a-z]{26}". 1 to 255 bytes.
 	// Empty with every other kind.
 	Pattern string `protobuf:"bytes,2,opt,name=pattern,proto3" json:"pattern,omitempty"`
-	// Refuse keys that are timestamps, such as "1764500000" and "2026-11-30T10:00:00Z": two callers make the same one.
+	// Refuse keys that are nothing but a date or a number of seconds, milli-, micro- or nanoseconds near now, such as
+	// "1764500000" and "2026-11-30T10:00:00Z": two callers make the same one.
 	// Default: false.
 	RefuseTimestamps bool `protobuf:"varint,3,opt,name=refuse_timestamps,json=refuseTimestamps,proto3" json:"refuse_timestamps,omitempty"`
 	unknownFields    protoimpl.UnknownFields
@@ -645,16 +645,16 @@ const file_idem_v1_policy_proto_rawDesc = "" +
 	"\tretention\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\tretention\x12F\n" +
 	"\x11retention_horizon\x18\x05 \x01(\x0e2\x19.idem.v1.RetentionHorizonR\x10retentionHorizon\x12I\n" +
 	"\ttombstone\x18\x06 \x01(\v2\x19.google.protobuf.DurationB\x10\xbaH\r\xaa\x01\n" +
-	"\"\x06\b\x80\xa7\xe4\xe0\v2\x00R\ttombstone\x12?\n" +
+	"\"\x06\b\x80\x86\xb0\x96\x012\x00R\ttombstone\x12?\n" +
 	"\x05lease\x18\a \x01(\v2\x19.google.protobuf.DurationB\x0e\xbaH\v\xaa\x01\b\"\x04\b\x80\xa3\x052\x00R\x05lease\x12C\n" +
 	"\bmax_wait\x18\b \x01(\v2\x19.google.protobuf.DurationB\r\xbaH\n" +
-	"\xaa\x01\a\"\x03\b\x90\x1c2\x00R\amaxWait\x12,\n" +
+	"\xaa\x01\a\"\x03\b\xac\x022\x00R\amaxWait\x12,\n" +
 	"\fmax_attempts\x18\t \x01(\x05B\t\xbaH\x06\x1a\x04\x18 (\x00R\vmaxAttempts\x12A\n" +
 	"\fon_abandoned\x18\n" +
 	" \x01(\x0e2\x14.idem.v1.OnAbandonedB\b\xbaH\x05\x82\x01\x02\x10\x01R\vonAbandoned\x12R\n" +
 	"\x0ereclaim_within\x18\v \x01(\v2\x19.google.protobuf.DurationB\x10\xbaH\r\xaa\x01\n" +
-	"\"\x06\b\x80\xa7\xe4\xe0\v*\x00R\rreclaimWithin\x12:\n" +
-	"\x12max_response_bytes\x18\f \x01(\x03B\f\xbaH\t\"\a\x18\x80\x80\x80\b(\x00R\x10maxResponseBytes\x12G\n" +
+	"\"\x06\b\x80\x86\xb0\x96\x01*\x00R\rreclaimWithin\x12:\n" +
+	"\x12max_response_bytes\x18\f \x01(\x03B\f\xbaH\t\"\a\x18\x80\x80\x80\x04(\x00R\x10maxResponseBytes\x12G\n" +
 	"\x0estore_response\x18\r \x01(\x0e2\x16.idem.v1.StoreResponseB\b\xbaH\x05\x82\x01\x02\x10\x01R\rstoreResponse\x121\n" +
 	"\n" +
 	"key_format\x18\x0e \x01(\v2\x12.idem.v1.KeyFormatR\tkeyFormat\x12%\n" +
@@ -666,20 +666,20 @@ const file_idem_v1_policy_proto_rawDesc = "" +
 	"updateTime\"\xa9\x03\n" +
 	"\bHorizons\x12N\n" +
 	"\fclient_retry\x18\x01 \x01(\v2\x19.google.protobuf.DurationB\x10\xbaH\r\xaa\x01\n" +
-	"\"\x06\b\x80\xa7\xe4\xe0\v2\x00R\vclientRetry\x12V\n" +
+	"\"\x06\b\x80\x86\xb0\x96\x012\x00R\vclientRetry\x12V\n" +
 	"\x10queue_redelivery\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\x10\xbaH\r\xaa\x01\n" +
-	"\"\x06\b\x80\xa7\xe4\xe0\v2\x00R\x0fqueueRedelivery\x12R\n" +
+	"\"\x06\b\x80\x86\xb0\x96\x012\x00R\x0fqueueRedelivery\x12R\n" +
 	"\x0ewebhook_replay\x18\x03 \x01(\v2\x19.google.protobuf.DurationB\x10\xbaH\r\xaa\x01\n" +
-	"\"\x06\b\x80\xa7\xe4\xe0\v2\x00R\rwebhookReplay\x12T\n" +
+	"\"\x06\b\x80\x86\xb0\x96\x012\x00R\rwebhookReplay\x12T\n" +
 	"\x0foperator_replay\x18\x04 \x01(\v2\x19.google.protobuf.DurationB\x10\xbaH\r\xaa\x01\n" +
-	"\"\x06\b\x80\xa7\xe4\xe0\v2\x00R\x0eoperatorReplay\x12K\n" +
+	"\"\x06\b\x80\x86\xb0\x96\x012\x00R\x0eoperatorReplay\x12K\n" +
 	"\n" +
 	"settlement\x18\x05 \x01(\v2\x19.google.protobuf.DurationB\x10\xbaH\r\xaa\x01\n" +
-	"\"\x06\b\x80\xa7\xe4\xe0\v2\x00R\n" +
+	"\"\x06\b\x80\x86\xb0\x96\x012\x00R\n" +
 	"settlement\"\x90\x02\n" +
 	"\tKeyFormat\x124\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x16.idem.v1.KeyFormatKindB\b\xbaH\x05\x82\x01\x02\x10\x01R\x04kind\x12\"\n" +
-	"\apattern\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xff\x01R\apattern\x12+\n" +
+	"\apattern\x18\x02 \x01(\tB\b\xbaH\x05r\x03(\xff\x01R\apattern\x12+\n" +
 	"\x11refuse_timestamps\x18\x03 \x01(\bR\x10refuseTimestamps:|\xbaHy\x1aw\n" +
 	"\x12key_format.pattern\x127pattern must be set with kind PATTERN, and only with it\x1a((this.kind == 3) == (this.pattern != '')*\xcc\x02\n" +
 	"\x10RetentionHorizon\x12!\n" +

@@ -1,0 +1,53 @@
+# Everything a developer runs. "make help" lists it; nothing here needs a network once the modules are downloaded.
+
+# Tools are Go modules of their own under tools/, so that their dependencies stay out of the daemon's.
+BUF      := go tool -modfile=tools/buf/go.mod buf
+GOLANGCI := go tool -modfile=tools/lint/go.mod golangci-lint
+
+# Buf and golangci-lint write caches: keep them in the project. Go's own stays where it is, or every tool would be built
+# again, so ask for it before XDG_CACHE_HOME moves it.
+export GOCACHE             := $(shell go env GOCACHE)
+export XDG_CACHE_HOME      := $(CURDIR)/.cache
+export GOLANGCI_LINT_CACHE := $(CURDIR)/.cache/golangci-lint
+
+# What "make breaking" compares with: any git revision.
+BASE ?= main
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+## Generated code
+
+.PHONY: generate
+generate: ## generate gen/ from proto/
+	$(BUF) generate
+
+.PHONY: check-generate
+check-generate: ## fail if gen/ is not what proto/ generates
+	@tools/check-unchanged.sh gen $(MAKE) --no-print-directory generate
+
+.PHONY: third-party
+third-party: ## print third_party/proto from the descriptors in Go modules
+	cd tools/protodump && go run . -out ../../third_party/proto
+
+.PHONY: check-third-party
+check-third-party: ## fail if third_party/proto is not what its modules say
+	@tools/check-unchanged.sh third_party/proto $(MAKE) --no-print-directory third-party
+
+## Checks
+
+.PHONY: lint-proto
+lint-proto: ## check style and format of proto/
+	$(BUF) lint
+	$(BUF) format --diff --exit-code proto
+
+.PHONY: breaking
+breaking: ## fail if proto/ breaks callers of what BASE (default: main) has
+	@tools/breaking.sh $(BASE) $(BUF)
+
+.PHONY: lint-go
+lint-go: ## run golangci-lint
+	$(GOLANGCI) run ./...

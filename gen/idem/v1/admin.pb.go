@@ -1351,8 +1351,8 @@ func (x *DeleteEntriesResponse) GetDone() bool {
 // SkippedEntry is an entry that was not erased.
 type SkippedEntry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The keyed hash of its tenant, operation and key, as logs, traces and metrics show it.
-	RefHash []byte `protobuf:"bytes,1,opt,name=ref_hash,json=refHash,proto3" json:"ref_hash,omitempty"`
+	// The keyed hash of its tenant, operation and key, as logs and traces show it.
+	RefHash string `protobuf:"bytes,1,opt,name=ref_hash,json=refHash,proto3" json:"ref_hash,omitempty"`
 	// Its condition at that moment.
 	Condition EntryCondition `protobuf:"varint,2,opt,name=condition,proto3,enum=idem.v1.EntryCondition" json:"condition,omitempty"`
 	// When the lease of its current attempt ends. Call again after that.
@@ -1391,11 +1391,11 @@ func (*SkippedEntry) Descriptor() ([]byte, []int) {
 	return file_idem_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
-func (x *SkippedEntry) GetRefHash() []byte {
+func (x *SkippedEntry) GetRefHash() string {
 	if x != nil {
 		return x.RefHash
 	}
-	return nil
+	return ""
 }
 
 func (x *SkippedEntry) GetCondition() EntryCondition {
@@ -1715,7 +1715,7 @@ const file_idem_v1_admin_proto_rawDesc = "" +
 	"\askipped\x18\x03 \x03(\v2\x15.idem.v1.SkippedEntryR\askipped\x12\x12\n" +
 	"\x04done\x18\x04 \x01(\bR\x04done\"\xa8\x01\n" +
 	"\fSkippedEntry\x12\x19\n" +
-	"\bref_hash\x18\x01 \x01(\fR\arefHash\x125\n" +
+	"\bref_hash\x18\x01 \x01(\tR\arefHash\x125\n" +
 	"\tcondition\x18\x02 \x01(\x0e2\x17.idem.v1.EntryConditionR\tcondition\x12F\n" +
 	"\x11lease_expire_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x0fleaseExpireTime\"\x8f\x01\n" +
 	"\x0fGetStatsRequest\x12:\n" +

@@ -499,17 +499,16 @@ type Response struct {
 	// what its message limit allows and otherwise sets body_omitted; the daemon keeps at most the policy's
 	// max_response_bytes, and under store_response POINTER or NONE none at all.
 	Body []byte `protobuf:"bytes,2,opt,name=body,proto3" json:"body,omitempty"`
-	// The media type of the body, as "application/json". A value over 255 characters is left out. Default: empty, unknown.
+	// The media type of the body, as "application/json". A value over 1024 characters is left out. Default: empty, unknown.
 	ContentType string `protobuf:"bytes,3,opt,name=content_type,json=contentType,proto3" json:"content_type,omitempty"`
 	// Metadata (gRPC) or header fields (HTTP) that belong to the answer. Order and multiplicity are kept. Only names
-	// that the policy's response_metadata_allow lists are stored, by default none; cookies and credentials never. More
-	// than 16 KiB (16384 bytes) of names and values are left out whole.
+	// that the policy's response_metadata_allow lists are stored, by default none; cookies and credentials never. What is
+	// over 16 KiB (16384 bytes) of names and values in all is left out.
 	Metadata []*MetadataEntry `protobuf:"bytes,4,rep,name=metadata,proto3" json:"metadata,omitempty"`
 	// What kind of thing the work made, as "charge". A pointer, kept even where the body is not, except under
-	// store_response NONE. A value over 1024 characters is left out. Default: empty, none.
+	// store_response NONE. A pointer with a part over 1024 characters is left out. Default: empty, none.
 	ResourceType string `protobuf:"bytes,5,opt,name=resource_type,json=resourceType,proto3" json:"resource_type,omitempty"`
-	// Which one it made, as "ch_42". Kept as resource_type is. A value over 1024 characters is left out.
-	// Default: empty, none.
+	// Which one it made, as "ch_42". Kept as resource_type is. Default: empty, none.
 	ResourceId string `protobuf:"bytes,6,opt,name=resource_id,json=resourceId,proto3" json:"resource_id,omitempty"`
 	// There was a body, and it is not here. Set by whoever left it out: the client (over its message limit) or the
 	// daemon (over the policy's limit, or by its store_response). body is then empty.
@@ -876,8 +875,8 @@ type Failure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What the work failed with: code, message and details as they were reported.
 	Status *status.Status `protobuf:"bytes,1,opt,name=status,proto3" json:"status,omitempty"`
-	// Details were left out, or the message was cut short, because they were over a limit: the client's message limit, or
-	// the daemon's 64 KiB (65536 bytes) for details and 8 KiB (8192 bytes) for the message.
+	// The details were left out, because they were over the client's message limit or over 64 KiB (65536 bytes). A message
+	// over 8 KiB (8192 bytes) is cut at a character.
 	DetailsOmitted bool `protobuf:"varint,2,opt,name=details_omitted,json=detailsOmitted,proto3" json:"details_omitted,omitempty"`
 	// FINAL, or RETRYABLE where no other try is allowed: at the attempt cap, or to a resend of the attempt that failed.
 	Disposition Disposition `protobuf:"varint,3,opt,name=disposition,proto3,enum=idem.v1.Disposition" json:"disposition,omitempty"`
@@ -989,7 +988,7 @@ type Evidence struct {
 	Report isEvidence_Report `protobuf_oneof:"report"`
 	// Of a failure: what it was said to mean. Unspecified for a success.
 	Disposition Disposition `protobuf:"varint,5,opt,name=disposition,proto3,enum=idem.v1.Disposition" json:"disposition,omitempty"`
-	// Of a failure: details were left out, or the message was cut short, because they were over a limit.
+	// Of a failure: the details were left out, see Failure.details_omitted.
 	DetailsOmitted bool `protobuf:"varint,6,opt,name=details_omitted,json=detailsOmitted,proto3" json:"details_omitted,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -1441,7 +1440,7 @@ type Entry struct {
 	//	*Entry_Answer
 	//	*Entry_Failure
 	Outcome isEntry_Outcome `protobuf_oneof:"outcome"`
-	// What operators decided, the first decision first. At most 128.
+	// What operators decided, the first decision first: at most one release for each attempt, and one that settled.
 	Resolutions []*Resolution `protobuf:"bytes,14,rep,name=resolutions,proto3" json:"resolutions,omitempty"`
 	// Its times.
 	Times *EntryTimes `protobuf:"bytes,15,opt,name=times,proto3" json:"times,omitempty"`

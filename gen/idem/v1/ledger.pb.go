@@ -641,7 +641,7 @@ type FailRequest struct {
 	Status *status.Status `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
 	// What the failure means for the next try. Required.
 	Disposition Disposition `protobuf:"varint,4,opt,name=disposition,proto3,enum=idem.v1.Disposition" json:"disposition,omitempty"`
-	// The client left details out, or cut the message short, because they were over its message limit.
+	// The client left the details out, because they were over its message limit.
 	DetailsOmitted bool `protobuf:"varint,5,opt,name=details_omitted,json=detailsOmitted,proto3" json:"details_omitted,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache

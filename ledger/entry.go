@@ -57,7 +57,7 @@ type Entry struct {
 	Earlier []Attempt
 	// Evidence is the report that came too late, kept for whoever decides next: the latest success, else the latest report.
 	Evidence *Evidence
-	// Resolutions are the operators' decisions, oldest first, at most MaxResolutions.
+	// Resolutions are the operators' decisions, oldest first: at most one release for each attempt, and one that settled.
 	Resolutions []Resolution
 	// AbandonedAt is when a pending entry was left without a current attempt; not set while it has one.
 	AbandonedAt Time
@@ -194,6 +194,7 @@ type Failure struct {
 	Code           int32
 	Message        string
 	Details        []Detail
+	// DetailsOmitted: details were left out, or the message was cut, since they were over the limits.
 	DetailsOmitted bool
 	Disposition    Disposition
 }

@@ -47,8 +47,6 @@ const (
 	MaxResourceChars = 1024
 	// MaxEvidenceBytes bounds the body kept with evidence: it is for a person or a recovery hook, not for replay.
 	MaxEvidenceBytes = 64 << 10
-	// MaxResolutions is how many operator decisions an entry remembers.
-	MaxResolutions = 2 * MaxAttempts
 )
 
 // Defaults of the built-in policy (see [BuiltinPolicy]).

@@ -145,7 +145,7 @@ type PageOrder int
 const (
 	// ByScope: tenant, operation, scope id; Tenant and Operation may narrow it.
 	ByScope PageOrder = iota + 1
-	// ByDue: shard, due_at, scope id, for one Shard; only entries with DueAt <= now of the store's clock.
+	// ByDue: shard, due_at, scope id, for one Shard; only entries with DueAt <= now of the store's clock (or DueUntil).
 	ByDue
 )
 
@@ -164,6 +164,9 @@ type PageQuery struct {
 	Operation string
 	// Shard is the part of a ByDue page.
 	Shard int
+	// DueUntil lists a ByDue page up to this instant, inclusive; zero: up to the store's clock. With Never it reaches the entries that wait
+	// for nothing but an operator or their holder.
+	DueUntil Time
 	// After continues behind the last row of the page before; zero: from the start.
 	After Cursor
 	// States narrows a ByScope page to these stored states, not closed; empty: everything.

@@ -1,0 +1,489 @@
+package ledger
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"time"
+)
+
+// View is an entry as it is now, for people: no token, attempt ids as hashes.
+type View struct {
+	// Entry is a copy; its answer is nil once it expired.
+	Entry     *Entry
+	Condition Condition
+	Now       Time
+	// CreatedAt, LeaseUntil (of a current attempt), ExpiresAt and ForgetAt are by the store's clock; zero where they do not apply.
+	CreatedAt  Time
+	LeaseUntil Time
+	ExpiresAt  Time
+	ForgetAt   Time
+}
+
+func viewOf(e *Entry, now Time) View {
+	c := e.Clone()
+	v := View{Entry: c, Condition: e.ConditionAt(now), Now: now, CreatedAt: e.Incarnation}
+	if c.State == Pending && c.Current && !c.Closed {
+		v.LeaseUntil = c.Last.LeaseUntil
+	}
+	if v.Condition == Expired || v.Condition == Lapsed {
+		c.Response, c.Failure, c.Evidence = nil, nil, nil
+	}
+	if forget := e.ForgetAt(); forget != Never && (c.State != Pending || v.Condition == Lapsed || c.Closed) {
+		v.ForgetAt = forget
+		if !c.Closed {
+			v.ExpiresAt = c.DueAt
+		} else if c.SettledAt != 0 {
+			v.ExpiresAt = c.SettledAt.Add(c.Terms.Retention)
+		}
+	}
+	return v
+}
+
+// Lookup returns what is known of an entry. It refuses with the INVALID_… reasons, PERMISSION_DENIED, ENTRY_NOT_FOUND and STORE_UNAVAILABLE.
+func (l *Ledger) Lookup(ctx context.Context, caller Caller, ref Ref) (View, error) {
+	if refusal := ref.Validate(); refusal != nil {
+		return View{}, refusal
+	}
+	env, err := l.env(ctx, ref, caller)
+	if err != nil {
+		return View{}, err
+	}
+	d, err := l.carryOut(ctx, l.secret.Scope(ref), LookupDecision{}, env, nil)
+	if err != nil {
+		return View{}, err
+	}
+	if d.verdict.Outcome != Found {
+		return View{}, asError(d.verdict.Refusal)
+	}
+	v := viewOf(d.before, d.now)
+	v.Entry.Ref = ref
+	return v, nil
+}
+
+// ResolveRequest is an operator's decision about a stuck entry.
+type ResolveRequest struct {
+	Ref    Ref
+	Action ResolveAction
+	// Attempt is the latest attempt as the operator saw it.
+	Attempt int32
+	Reason  string
+	// Force settles or releases an entry although its claim is live.
+	Force    bool
+	Response *Response // ResolveComplete
+	Failure  *Failure  // ResolveFail; its disposition is Final
+}
+
+// Resolve settles or releases an entry by an operator's decision. Resending it is safe. It refuses with the INVALID_… reasons, ENTRY_NOT_FOUND,
+// CLAIM_LIVE, CLAIM_LOST (it names another attempt than the latest), ALREADY_SETTLED, ABANDONED (no attempt is left to release), EXPIRED and
+// STORE_UNAVAILABLE.
+func (l *Ledger) Resolve(ctx context.Context, caller Caller, r ResolveRequest) (View, error) {
+	if refusal := r.validate(); refusal != nil {
+		return View{}, refusal
+	}
+	caller.Operator = true
+	env, err := l.env(ctx, r.Ref, caller)
+	if err != nil {
+		return View{}, err
+	}
+	decision := ResolveDecision{
+		Scope: l.secret.Scope(r.Ref), Action: r.Action, Attempt: r.Attempt, Reason: r.Reason, Force: r.Force,
+	}
+	switch r.Action {
+	case ResolveComplete:
+		decision.Report, decision.Response = ReportDigest(r.Response, nil), env.Rules.TrimResponse(r.Response)
+	case ResolveFail:
+		failure := *r.Failure
+		failure.Disposition = Final
+		decision.Report, decision.Failure = ReportDigest(nil, &failure), env.Rules.TrimFailure(&failure)
+	}
+	d, err := l.carryOut(ctx, decision.Scope, decision, env, nil)
+	if err != nil {
+		return View{}, err
+	}
+	switch d.verdict.Outcome {
+	case Settled, Released, Unchanged:
+		return l.Lookup(ctx, caller, r.Ref)
+	default:
+		return View{}, asError(d.verdict.Refusal)
+	}
+}
+
+func (r *ResolveRequest) validate() *Refusal {
+	if refusal := r.Ref.Validate(); refusal != nil {
+		return refusal
+	}
+	if refusal := validatePart(ReasonInvalidReason, "reason", r.Reason, MaxReasonChars); refusal != nil {
+		return refusal
+	}
+	switch {
+	case r.Attempt < 1:
+		return invalid(ReasonInvalidRequest, "attempt", "must be the number of the latest attempt, as lookup shows it")
+	case r.Action == ResolveComplete && r.Response == nil:
+		return invalid(ReasonInvalidReport, "complete", "must carry the answer")
+	case r.Action == ResolveFail && (r.Failure == nil || r.Failure.Code == 0):
+		return invalid(ReasonInvalidReport, "fail", "must carry a status other than OK")
+	case r.Action < ResolveComplete || r.Action > ResolveRelease:
+		return invalid(ReasonInvalidRequest, "action", "must be complete, fail or release")
+	}
+	return nil
+}
+
+// ListRequest asks for entries.
+type ListRequest struct {
+	Tenant    string
+	Operation string
+	// Conditions narrows the list; empty: every condition.
+	Conditions []Condition
+	// OlderThan keeps entries that were created at least that long ago; 0: all.
+	OlderThan time.Duration
+	// DoubtOnly keeps entries of which nobody knows whether an attempt's effect happened.
+	DoubtOnly bool
+	// PageSize is how many to return at the most; 0: 100; at most 1000.
+	PageSize int
+	// PageToken continues a list; "": from the start. It must come with the same filters.
+	PageToken string
+}
+
+// ListResult is one page of entries. NextPageToken is "" on the last one. A page may be short, or empty, although there are more.
+type ListResult struct {
+	Entries       []View
+	NextPageToken string
+}
+
+const (
+	defaultPageSize = 100
+	// listScan is how many rows one call looks at before it returns what it found with a token to go on: a rare condition must not hold a
+	// call for ever.
+	listScan = 20_000
+)
+
+// listToken is where a list goes on.
+type listToken struct {
+	Shard  int    `json:"s,omitempty"`
+	Tenant string `json:"t,omitempty"`
+	Op     string `json:"o,omitempty"`
+	Due    Time   `json:"d,omitempty"`
+	Scope  []byte `json:"i"`
+}
+
+// List returns entries as they are now, by tenant and operation. It refuses with INVALID_PAGE, INVALID_REQUEST and STORE_UNAVAILABLE.
+func (l *Ledger) List(ctx context.Context, r ListRequest) (ListResult, error) {
+	size := orDefault(r.PageSize, defaultPageSize)
+	switch {
+	case size < 1 || size > MaxPageRows:
+		return ListResult{}, invalid(ReasonInvalidPage, "page_size", "must be between 1 and 1000")
+	case r.Operation != "" && r.Tenant == "":
+		return ListResult{}, invalid(ReasonInvalidRequest, "operation", "can narrow a list only together with a tenant")
+	case r.OlderThan < 0:
+		return ListResult{}, invalid(ReasonInvalidRequest, "older_than", "must not be negative")
+	}
+	scan, err := l.newListWalk(r, size)
+	if err != nil {
+		return ListResult{}, err
+	}
+	return scan.run(ctx)
+}
+
+// listWalk reads pages until enough entries match.
+type listWalk struct {
+	ledger *Ledger
+	r      ListRequest
+	size   int
+	q      PageQuery
+	held   bool // only held entries are asked for: they stand together at the end of the order by due time
+}
+
+func (l *Ledger) newListWalk(r ListRequest, size int) (*listWalk, error) {
+	w := &listWalk{ledger: l, r: r, size: size, q: PageQuery{Order: ByScope, Tenant: r.Tenant, Operation: r.Operation}}
+	w.held = len(r.Conditions) == 1 && r.Conditions[0] == Held
+	if w.held {
+		w.q = PageQuery{Order: ByDue, After: Cursor{DueAt: Never - 1, Scope: lastScope}, DueUntil: Never}
+	} else if pendingOnly(r.Conditions) {
+		w.q.States = []State{Pending}
+	}
+	if r.PageToken == "" {
+		return w, nil
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(r.PageToken)
+	var token listToken
+	if err == nil {
+		err = json.Unmarshal(raw, &token)
+	}
+	if err != nil || len(token.Scope) != len(ScopeID{}) || token.Shard < 0 || token.Shard >= Shards {
+		return nil, invalid(ReasonInvalidPage, "page_token", "must be the next_page_token of the page before, with the same filters")
+	}
+	w.q.Shard = token.Shard
+	w.q.After = Cursor{Tenant: token.Tenant, Operation: token.Op, DueAt: token.Due, Scope: ScopeID(token.Scope)}
+	return w, nil
+}
+
+func pendingOnly(conditions []Condition) bool {
+	for _, c := range conditions {
+		if c != Live && c != Abandoned && c != Held {
+			return false
+		}
+	}
+	return len(conditions) > 0
+}
+
+func (w *listWalk) run(ctx context.Context) (ListResult, error) {
+	var out ListResult
+	for scanned := 0; scanned < listScan; {
+		w.q.Limit = min(max(w.size-len(out.Entries), 1)*4, MaxPageRows)
+		page, err := w.ledger.page(ctx, w.q)
+		if err != nil {
+			return ListResult{}, err
+		}
+		scanned += len(page.Entries)
+		for _, e := range page.Entries {
+			w.q.After = w.cursorAt(e)
+			if !w.matches(e, page.Now) {
+				continue
+			}
+			if out.Entries = append(out.Entries, viewOf(e, page.Now)); len(out.Entries) == w.size {
+				out.NextPageToken = w.token()
+				return out, nil
+			}
+		}
+		if page.More {
+			w.q.After = page.Next
+			continue
+		}
+		if !w.held || w.q.Shard == Shards-1 {
+			return out, nil
+		}
+		w.q.Shard++
+		w.q.After = Cursor{DueAt: Never - 1, Scope: lastScope}
+	}
+	out.NextPageToken = w.token()
+	return out, nil
+}
+
+func (w *listWalk) cursorAt(e *Entry) Cursor {
+	if w.held {
+		return Cursor{DueAt: e.DueAt, Scope: e.Scope}
+	}
+	return Cursor{Tenant: e.Ref.Tenant, Operation: e.Ref.Operation, Scope: e.Scope}
+}
+
+func (w *listWalk) matches(e *Entry, now Time) bool {
+	condition := e.ConditionAt(now)
+	if condition == Absent || w.r.OlderThan > 0 && e.Incarnation > now.Add(-w.r.OlderThan) {
+		return false
+	}
+	if w.r.DoubtOnly && !e.Doubt {
+		return false
+	}
+	if w.r.Tenant != "" && e.Ref.Tenant != w.r.Tenant || w.r.Operation != "" && e.Ref.Operation != w.r.Operation {
+		return false
+	}
+	for _, c := range w.r.Conditions {
+		if c == condition {
+			return true
+		}
+	}
+	return len(w.r.Conditions) == 0
+}
+
+func (w *listWalk) token() string {
+	after := w.q.After
+	raw, err := json.Marshal(listToken{Shard: w.q.Shard, Tenant: after.Tenant, Op: after.Operation, Due: after.DueAt, Scope: after.Scope[:]})
+	if err != nil {
+		return "" // a struct of plain fields always encodes
+	}
+	return base64.RawURLEncoding.EncodeToString(raw)
+}
+
+// EraseRequest erases a tenant's entries.
+type EraseRequest struct {
+	Tenant string
+	// CreatedUntil is the cut-off: entries created at or before it.
+	CreatedUntil time.Time
+	// Force erases live entries too.
+	Force bool
+}
+
+// EraseProgress is what an erasure has done so far.
+type EraseProgress struct {
+	Examined int64
+	Erased   int64
+	// Skipped are live entries that were left as they are; SkippedScopes names some of them by their scope's hash.
+	Skipped       int64
+	SkippedScopes []ScopeID
+	Done          bool
+}
+
+const maxSkippedScopes = 1000
+
+// Erase takes everything personal out of a tenant's entries: answers, evidence, holders, principals, reasons, and tenant, operation and key
+// themselves. A tombstone stays, so that a late retry is still recognised. It can be resent until it reports nothing skipped. It refuses with
+// INVALID_TENANT, INVALID_REQUEST and STORE_UNAVAILABLE.
+func (l *Ledger) Erase(ctx context.Context, caller Caller, r EraseRequest, progress func(EraseProgress) error) (EraseProgress, error) {
+	var total EraseProgress
+	if refusal := validatePart(ReasonInvalidTenant, "tenant", r.Tenant, MaxTenantChars); refusal != nil {
+		return total, refusal
+	}
+	if r.CreatedUntil.IsZero() || r.CreatedUntil.UnixMicro() <= 0 {
+		return total, invalid(ReasonInvalidRequest, "created_until", "must be set: entries created after it are kept")
+	}
+	caller.Operator = true
+	q := PageQuery{Order: ByScope, Tenant: r.Tenant, CreatedUntil: Time(r.CreatedUntil.UnixMicro()), Limit: sweepBatch, Lean: true}
+	for {
+		page, err := l.page(ctx, q)
+		if err != nil {
+			return total, err
+		}
+		for _, e := range page.Entries {
+			if err := l.eraseOne(ctx, caller, e, r.Force, &total); err != nil {
+				return total, err
+			}
+		}
+		total.Done = !page.More
+		if progress != nil {
+			if err := progress(total); err != nil {
+				return total, err
+			}
+		}
+		if total.Done {
+			return total, nil
+		}
+		q.After = page.Next
+	}
+}
+
+func (l *Ledger) eraseOne(ctx context.Context, caller Caller, e *Entry, force bool, total *EraseProgress) error {
+	total.Examined++
+	env, err := l.env(ctx, e.Ref, caller)
+	if err != nil {
+		return err
+	}
+	d, err := l.carryOut(ctx, e.Scope, EraseDecision{Scope: e.Scope, Force: force}, env, nil)
+	if err != nil {
+		return err
+	}
+	switch d.verdict.Outcome {
+	case Erased, Unchanged:
+		total.Erased++
+	case Skipped:
+		total.Skipped++
+		if len(total.SkippedScopes) < maxSkippedScopes {
+			total.SkippedScopes = append(total.SkippedScopes, e.Scope)
+		}
+	default:
+		// No entry: past its tombstone. What is left of the row goes now.
+		if d.before != nil {
+			row := Row{Scope: e.Scope, Incarnation: d.before.Incarnation, Revision: d.before.Revision}
+			if _, err := l.store.Forget(ctx, []Row{row}); err != nil {
+				return contextOrStore(ctx, err)
+			}
+		}
+		total.Erased++
+	}
+	return nil
+}
+
+// ApplyProgress is what an application of a policy has done so far.
+type ApplyProgress struct {
+	Examined int64
+	Changed  int64
+	Done     bool
+}
+
+// ApplyPolicy brings standing entries of (tenant, operation) under the policies as they are now; operation "" means all of the tenant's. Retention and tombstone
+// only ever grow. It refuses with INVALID_TENANT and STORE_UNAVAILABLE.
+func (l *Ledger) ApplyPolicy(ctx context.Context, tenant, operation string, progress func(ApplyProgress) error) (ApplyProgress, error) {
+	var total ApplyProgress
+	if refusal := validatePart(ReasonInvalidTenant, "tenant", tenant, MaxTenantChars); refusal != nil {
+		return total, refusal
+	}
+	q := PageQuery{Order: ByScope, Tenant: tenant, Operation: operation, Limit: sweepBatch, Lean: true}
+	for {
+		page, err := l.page(ctx, q)
+		if err != nil {
+			return total, err
+		}
+		for _, e := range page.Entries {
+			total.Examined++
+			changed, err := l.applyOne(ctx, e)
+			if err != nil {
+				return total, err
+			}
+			if changed {
+				total.Changed++
+			}
+		}
+		total.Done = !page.More
+		if progress != nil {
+			if err := progress(total); err != nil {
+				return total, err
+			}
+		}
+		if total.Done {
+			return total, nil
+		}
+		q.After = page.Next
+	}
+}
+
+func (l *Ledger) applyOne(ctx context.Context, e *Entry) (bool, error) {
+	env, err := l.env(ctx, e.Ref, Caller{Operator: true})
+	if err != nil {
+		return false, err
+	}
+	d, err := l.carryOut(ctx, e.Scope, applyDecision{}, env, nil)
+	return err == nil && d.verdict.Write != nil, err
+}
+
+// TenantStats counts the entries of one tenant and operation by condition.
+type TenantStats struct {
+	Tenant    string
+	Operation string
+	Counts    map[Condition]int64
+}
+
+// Stats is the ledger in numbers.
+type Stats struct {
+	Now Time
+	// By is sorted by tenant and operation. Erased entries stand under "" and "".
+	By []TenantStats
+	// OldestDue is when the oldest entry that is due but still there became so; OldestHeld is when the oldest held entry was left; 0 if there is
+	// none.
+	OldestDue  Time
+	OldestHeld Time
+}
+
+// Stats counts all entries of a tenant ("": of all tenants) by condition. It reads every row, in pages: on a ledger of millions it takes
+// seconds to minutes. It refuses with STORE_UNAVAILABLE.
+func (l *Ledger) Stats(ctx context.Context, tenant string) (Stats, error) {
+	var out Stats
+	q := PageQuery{Order: ByScope, Tenant: tenant, Limit: MaxPageRows, Lean: true}
+	for {
+		page, err := l.page(ctx, q)
+		if err != nil {
+			return Stats{}, err
+		}
+		out.Now = page.Now
+		for _, e := range page.Entries {
+			out.add(e, page.Now)
+		}
+		if !page.More {
+			return out, nil
+		}
+		q.After = page.Next
+	}
+}
+
+func (s *Stats) add(e *Entry, now Time) {
+	condition := e.ConditionAt(now)
+	if n := len(s.By); n == 0 || s.By[n-1].Tenant != e.Ref.Tenant || s.By[n-1].Operation != e.Ref.Operation {
+		s.By = append(s.By, TenantStats{Tenant: e.Ref.Tenant, Operation: e.Ref.Operation, Counts: map[Condition]int64{}})
+	}
+	s.By[len(s.By)-1].Counts[condition]++
+	if e.DueAt <= now && (s.OldestDue == 0 || e.DueAt < s.OldestDue) {
+		s.OldestDue = e.DueAt
+	}
+	if since := e.abandonedSince(); condition == Held && (s.OldestHeld == 0 || since < s.OldestHeld) {
+		s.OldestHeld = since
+	}
+}

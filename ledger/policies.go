@@ -1,0 +1,294 @@
+package ledger
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	policyKind = "policy"
+	// policyRefresh is how often a daemon reads the policies; policyMaxAge is how old its copy may be when it decides. PutPolicy
+	// promises the latter to its caller, so a daemon that could not refresh reads before it decides.
+	policyRefresh = time.Second
+	policyMaxAge  = 5 * time.Second
+)
+
+// policyCache is this daemon's copy of the policies.
+type policyCache struct {
+	store Store
+	clamp Clamp
+
+	mu      sync.RWMutex
+	rulesOf map[policyName]*Rules  // guarded by mu; never changed in place
+	known   map[policyName]*Policy // guarded by mu; never changed in place
+	asOf    time.Time              // guarded by mu; when the reading of this copy began, by the monotonic clock
+
+	loading sync.Mutex
+	builtin *Rules
+}
+
+type policyName struct{ tenant, operation string }
+
+func newPolicyCache(store Store, clamp Clamp) *policyCache {
+	return &policyCache{store: store, clamp: clamp, builtin: BuiltinPolicy().Rules(clamp)}
+}
+
+func (c *policyCache) run(ctx context.Context) {
+	ticker := time.NewTicker(policyRefresh)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			// A failure shows on the next call that needs a fresher copy.
+			_ = c.reload(ctx)
+		}
+	}
+}
+
+func (c *policyCache) reload(ctx context.Context) error {
+	began := time.Now()
+	settings, err := c.store.Settings(ctx, policyKind)
+	if err != nil {
+		return err
+	}
+	known, rules := make(map[policyName]*Policy, len(settings.List)), make(map[policyName]*Rules, len(settings.List))
+	for _, s := range settings.List {
+		p, err := decodePolicy(s)
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrUnavailable, err)
+		}
+		name := policyName{p.Tenant, p.Operation}
+		known[name], rules[name] = p, p.Rules(c.clamp)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.asOf.Before(began) {
+		c.known, c.rulesOf, c.asOf = known, rules, began
+	}
+	return nil
+}
+
+// fresh makes sure that the copy is young enough to decide by.
+func (c *policyCache) fresh(ctx context.Context) error {
+	if c.young() {
+		return nil
+	}
+	c.loading.Lock()
+	defer c.loading.Unlock()
+	if c.young() {
+		return nil
+	}
+	return c.reload(ctx)
+}
+
+func (c *policyCache) young() bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return time.Since(c.asOf) < policyMaxAge
+}
+
+// rules returns what holds for (tenant, operation).
+func (c *policyCache) rules(ctx context.Context, tenant, operation string) (*Rules, error) {
+	if err := c.fresh(ctx); err != nil {
+		return nil, err
+	}
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	for _, name := range lookupOrder(tenant, operation) {
+		if r := c.rulesOf[name]; r != nil {
+			return r, nil
+		}
+	}
+	return c.builtin, nil
+}
+
+// lookupOrder is the order in which policies are looked for, the closest first.
+func lookupOrder(tenant, operation string) [4]policyName {
+	return [4]policyName{{tenant, operation}, {tenant, "*"}, {"*", operation}, {"*", "*"}}
+}
+
+// storedPolicy is a policy as it is kept. Fields may be added; their zero value must mean what their absence meant before.
+type storedPolicy struct{ Policy }
+
+func encodePolicy(p *Policy) ([]byte, error) {
+	c := *p
+	c.Revision, c.UpdatedAt = 0, 0
+	return json.Marshal(storedPolicy{c})
+}
+
+func decodePolicy(s Setting) (*Policy, error) {
+	var p storedPolicy
+	if err := json.Unmarshal(s.Body, &p); err != nil {
+		return nil, fmt.Errorf("ledger: the stored policy %q cannot be read: %w", s.Name, err)
+	}
+	p.Revision, p.UpdatedAt = s.Revision, s.UpdatedAt
+	return &p.Policy, nil
+}
+
+// settingName is unambiguous: neither part can hold a control character.
+func (n policyName) settingName() string { return n.tenant + "\n" + n.operation }
+
+// PolicyView is a policy with the rules it comes to.
+type PolicyView struct {
+	Policy *Policy
+	Rules  *Rules
+	// EffectiveAt is from when on every daemon follows it, by the store's clock; set by PutPolicy and DeletePolicy.
+	EffectiveAt Time
+}
+
+// PutPolicy writes a policy. expect is the revision it must have now: 0 if it must not exist, negative if any. It refuses with INVALID_POLICY,
+// POLICY_CHANGED and STORE_UNAVAILABLE. Resending it is safe: the same policy again is no change.
+func (l *Ledger) PutPolicy(ctx context.Context, p Policy, expect int64) (PolicyView, error) {
+	if refusal := p.Validate(l.clamp); refusal != nil {
+		return PolicyView{}, refusal
+	}
+	body, err := encodePolicy(&p)
+	if err != nil {
+		return PolicyView{}, &Refusal{Reason: ReasonInternal, Message: "the policy cannot be encoded", Cause: err}
+	}
+	return l.changePolicy(ctx, policyName{p.Tenant, p.Operation}, body, expect)
+}
+
+// DeletePolicy removes a policy, with expect as in PutPolicy. It refuses with POLICY_NOT_FOUND, POLICY_CHANGED and STORE_UNAVAILABLE.
+func (l *Ledger) DeletePolicy(ctx context.Context, tenant, operation string, expect int64) (PolicyView, error) {
+	return l.changePolicy(ctx, policyName{tenant, operation}, nil, expect)
+}
+
+func (l *Ledger) changePolicy(ctx context.Context, name policyName, body []byte, expect int64) (PolicyView, error) {
+	for try := 0; try <= maxTries; try++ {
+		have, now, err := l.storedPolicy(ctx, name)
+		if err != nil {
+			return PolicyView{}, contextOrStore(ctx, err)
+		}
+		switch {
+		case body == nil && have.Body == nil && try > 0:
+			// An earlier try of this call removed it.
+			return l.policyChanged(ctx, nil, now)
+		case body == nil && have.Body == nil:
+			return PolicyView{}, refuse(ReasonPolicyNotFound, "there is no policy for exactly that tenant and operation")
+		case body != nil && string(have.Body) == string(body):
+			return l.policyChanged(ctx, &have, max(have.UpdatedAt, 1))
+		case expect >= 0 && have.Revision != expect:
+			return PolicyView{}, refuse(ReasonPolicyChanged, "the policy was changed by somebody else").
+				with("help", "read it again and decide on what it is now")
+		}
+		_, err = l.store.PutSetting(ctx, Setting{Kind: policyKind, Name: name.settingName(), Body: body}, have.Revision)
+		if err != nil && !errors.Is(err, ErrUnknown) {
+			return PolicyView{}, contextOrStore(ctx, err)
+		}
+		if err := pause(ctx, try); err != nil {
+			return PolicyView{}, err
+		}
+		if after, now, err := l.storedPolicy(ctx, name); err == nil && string(after.Body) == string(body) {
+			if body == nil {
+				return l.policyChanged(ctx, nil, now)
+			}
+			return l.policyChanged(ctx, &after, after.UpdatedAt)
+		}
+	}
+	return PolicyView{}, storeRefusal(ErrContended)
+}
+
+func (l *Ledger) storedPolicy(ctx context.Context, name policyName) (Setting, Time, error) {
+	settings, err := l.store.Settings(ctx, policyKind)
+	if err != nil {
+		return Setting{}, 0, err
+	}
+	for _, s := range settings.List {
+		if s.Name == name.settingName() {
+			return s, settings.Now, nil
+		}
+	}
+	return Setting{}, settings.Now, nil
+}
+
+func (l *Ledger) policyChanged(ctx context.Context, s *Setting, at Time) (PolicyView, error) {
+	if err := l.policies.reload(ctx); err != nil {
+		return PolicyView{}, contextOrStore(ctx, err)
+	}
+	view := PolicyView{EffectiveAt: at.Add(policyMaxAge + l.store.Margin())}
+	if s != nil {
+		p, err := decodePolicy(*s)
+		if err != nil {
+			return PolicyView{}, &Refusal{Reason: ReasonInternal, Message: "the stored policy cannot be read", Cause: err}
+		}
+		view.Policy, view.Rules = p, p.Rules(l.clamp)
+	}
+	return view, nil
+}
+
+// GetPolicy returns the policy of exactly (tenant, operation), or, if effective, the one that holds for it by lookup order, down to the
+// built-in one.
+func (l *Ledger) GetPolicy(ctx context.Context, tenant, operation string, effective bool) (PolicyView, error) {
+	if err := l.policies.reload(ctx); err != nil {
+		return PolicyView{}, contextOrStore(ctx, err)
+	}
+	names := []policyName{{tenant, operation}}
+	if effective {
+		order := lookupOrder(tenant, operation)
+		names = order[:]
+	}
+	l.policies.mu.RLock()
+	defer l.policies.mu.RUnlock()
+	for _, name := range names {
+		if p := l.policies.known[name]; p != nil {
+			return PolicyView{Policy: p, Rules: l.policies.rulesOf[name]}, nil
+		}
+	}
+	if effective {
+		return PolicyView{Policy: BuiltinPolicy(), Rules: l.policies.builtin}, nil
+	}
+	return PolicyView{}, refuse(ReasonPolicyNotFound, "there is no policy for exactly that tenant and operation").
+		with("help", "ask for the effective policy to see what holds instead")
+}
+
+// ListPolicies returns every stored policy, sorted by tenant and operation.
+func (l *Ledger) ListPolicies(ctx context.Context) ([]PolicyView, error) {
+	if err := l.policies.reload(ctx); err != nil {
+		return nil, contextOrStore(ctx, err)
+	}
+	l.policies.mu.RLock()
+	defer l.policies.mu.RUnlock()
+	views := make([]PolicyView, 0, len(l.policies.known))
+	for name, p := range l.policies.known {
+		views = append(views, PolicyView{Policy: p, Rules: l.policies.rulesOf[name]})
+	}
+	slices.SortFunc(views, func(a, b PolicyView) int {
+		if c := strings.Compare(a.Policy.Tenant, b.Policy.Tenant); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Policy.Operation, b.Policy.Operation)
+	})
+	return views, nil
+}
+
+// BootstrapPolicies writes the policies that do not exist yet and leaves those that do as they are, so that a file for bootstrap never undoes an
+// operator's change. It returns how many it wrote.
+func (l *Ledger) BootstrapPolicies(ctx context.Context, policies []Policy) (int, error) {
+	written := 0
+	for _, p := range policies {
+		have, _, err := l.storedPolicy(ctx, policyName{p.Tenant, p.Operation})
+		if err != nil {
+			return written, contextOrStore(ctx, err)
+		}
+		if refusal := p.Validate(l.clamp); refusal != nil {
+			return written, refusal
+		}
+		if have.Body != nil {
+			continue
+		}
+		if _, err := l.PutPolicy(ctx, p, 0); err != nil && !errors.Is(err, &Refusal{Reason: ReasonPolicyChanged}) {
+			return written, err
+		}
+		written++
+	}
+	return written, nil
+}

@@ -1,0 +1,82 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// presence knows since when this daemon and its store have been there without a break: the takeover floor. While the ledger was away,
+// holders could not extend; so after every break they come back first.
+type presence struct {
+	mu       sync.Mutex
+	since    Time      // guarded by mu; the floor, by the store's clock
+	down     bool      // guarded by mu; the store could not be reached
+	watched  bool      // guarded by mu; watchStore is running, so silence means something
+	lastSeen time.Time // guarded by mu; by this machine's monotonic clock
+}
+
+const (
+	watchEvery = time.Second
+	// silenceMax is how long the store may go unseen before it counts as having been away: several missed looks.
+	silenceMax = 5 * watchEvery
+)
+
+func (p *presence) start(now Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.since, p.lastSeen = now, time.Now()
+}
+
+// observe takes in what a call to the store showed: its clock (0 where the call did not tell) or its error.
+func (p *presence) observe(now Time, err error) {
+	if err != nil && !errors.Is(err, ErrUnavailable) {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil {
+		p.down = true
+		return
+	}
+	if now == 0 {
+		return
+	}
+	local := time.Now()
+	if p.down || p.watched && local.Sub(p.lastSeen) > silenceMax {
+		p.since, p.down = now, false
+	}
+	p.lastSeen = local
+}
+
+func (p *presence) floor() Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.since
+}
+
+// watchStore looks at the store once a second, so that a break is noticed by a daemon that nobody calls.
+func (l *Ledger) watchStore(ctx context.Context) {
+	l.presence.mu.Lock()
+	l.presence.watched = true
+	l.presence.mu.Unlock()
+	ticker := time.NewTicker(watchEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		look, cancel := context.WithTimeout(ctx, silenceMax)
+		began := time.Now()
+		now, err := l.store.Ready(look)
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) {
+			err = errors.Join(ErrUnavailable, err)
+		}
+		l.observer.StoreCall("ready", time.Since(began), err)
+		l.presence.observe(now, err)
+	}
+}

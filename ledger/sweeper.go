@@ -1,0 +1,366 @@
+package ledger
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+const (
+	sweepKind         = "sweep"
+	defaultSweepEvery = time.Minute
+	// sweepTurn is how long a daemon has the turn to sweep without renewing it. It is renewed after each batch.
+	sweepTurn = 30 * time.Second
+	// sweepBatch is how many entries one page of a sweep reads, sweepWriters how many of them are written at once.
+	sweepBatch   = 500
+	sweepWriters = 32
+	// sweepRescan is how often the remembered bounds are dropped and everything due is looked at from the start: a clock that was set back
+	// could have stamped an entry behind a bound.
+	sweepRescan = 24 * time.Hour
+)
+
+// SweepRequest asks for one sweep.
+type SweepRequest struct {
+	// DryRun counts what a sweep would do, and changes nothing.
+	DryRun bool
+	// Limit is how many entries to examine at the most; 0: all that are due.
+	Limit int
+}
+
+// SweepProgress is what a sweep has done so far.
+type SweepProgress struct {
+	Examined int64
+	// Closed lost their answer and left a tombstone; Lapsed likewise, from pending; Forgotten are gone; Held became held.
+	Closed    int64
+	Lapsed    int64
+	Forgotten int64
+	Held      int64
+	// Missed changed or could not be written while the sweep looked at them; a later sweep comes back to them.
+	Missed int64
+	Done   bool
+	// OldestDue is the due time of the oldest entry left behind; 0 if none.
+	OldestDue Time
+	Now       Time
+}
+
+// sweeper forgets what is past its time: bounded batches, from remembered bounds, on one daemon at a time.
+type sweeper struct {
+	ledger *Ledger
+	every  time.Duration
+
+	mu     sync.Mutex // one sweep at a time in this daemon
+	bounds [Shards]Cursor
+	since  time.Time // when the bounds were last dropped, by the monotonic clock
+}
+
+func newSweeper(l *Ledger, every time.Duration) *sweeper {
+	return &sweeper{ledger: l, every: orDefault(every, defaultSweepEvery)}
+}
+
+func (s *sweeper) run(ctx context.Context) {
+	if s.every < 0 {
+		return
+	}
+	for {
+		timer := time.NewTimer(s.every/2 + rand.N(s.every))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+		_, err := s.sweep(ctx, SweepRequest{}, nil)
+		if err != nil && ctx.Err() == nil && !errors.Is(err, &Refusal{Reason: ReasonSweepElsewhere}) {
+			s.ledger.log.WarnContext(ctx, "sweep failed", "error", err)
+		}
+		s.watch(ctx)
+	}
+}
+
+// Sweep closes and forgets what is due, now, and tells progress after each batch; a progress that returns an error ends the sweep. Never touches a live
+// claim nor anything held. It refuses with SWEEP_ELSEWHERE while another daemon sweeps, and STORE_UNAVAILABLE.
+func (l *Ledger) Sweep(ctx context.Context, r SweepRequest, progress func(SweepProgress) error) (SweepProgress, error) {
+	return l.sweeper.sweep(ctx, r, progress)
+}
+
+func (s *sweeper) sweep(ctx context.Context, r SweepRequest, progress func(SweepProgress) error) (SweepProgress, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !r.DryRun {
+		if err := s.takeTurn(ctx); err != nil {
+			return SweepProgress{}, err
+		}
+		defer s.giveTurn(ctx)
+	}
+	if s.since.IsZero() || time.Since(s.since) > sweepRescan {
+		s.bounds, s.since = [Shards]Cursor{}, time.Now()
+	}
+	var total SweepProgress
+	for shard := range Shards {
+		if err := s.sweepShard(ctx, shard, r, &total, progress); err != nil {
+			return total, err
+		}
+		if r.Limit > 0 && total.Examined >= int64(r.Limit) {
+			break
+		}
+	}
+	total.Done = true
+	if progress != nil {
+		return total, progress(total)
+	}
+	return total, nil
+}
+
+func (s *sweeper) sweepShard(ctx context.Context, shard int, r SweepRequest, total *SweepProgress, progress func(SweepProgress) error) error {
+	after := s.bounds[shard]
+	left := Cursor{}
+	for {
+		limit := sweepBatch
+		if r.Limit > 0 {
+			limit = min(limit, r.Limit-int(total.Examined))
+		}
+		if limit <= 0 {
+			return nil
+		}
+		page, err := s.ledger.page(ctx, PageQuery{Order: ByDue, Shard: shard, After: after, Limit: limit})
+		if err != nil {
+			return err
+		}
+		total.Now = page.Now
+		batch, first := s.sweepEntries(ctx, page, r.DryRun)
+		batch.addTo(total)
+		if first != nil && (total.OldestDue == 0 || first.DueAt < total.OldestDue) {
+			total.OldestDue = first.DueAt
+		}
+		if first != nil && left == (Cursor{}) {
+			// The next sweep starts at the first entry that this one left behind.
+			left = Cursor{DueAt: first.DueAt - 1}
+		}
+		after = page.Next
+		if !r.DryRun {
+			if s.bounds[shard] = after; left != (Cursor{}) {
+				s.bounds[shard] = left
+			}
+			s.ledger.observer.Swept(batch)
+			if err := s.takeTurn(ctx); err != nil {
+				return err
+			}
+		}
+		if progress != nil {
+			if err := progress(*total); err != nil {
+				return err
+			}
+		}
+		if !page.More || len(page.Entries) == 0 {
+			return nil
+		}
+	}
+}
+
+func (p SweepProgress) addTo(total *SweepProgress) {
+	total.Examined += p.Examined
+	total.Closed += p.Closed
+	total.Lapsed += p.Lapsed
+	total.Forgotten += p.Forgotten
+	total.Held += p.Held
+	total.Missed += p.Missed
+}
+
+// sweepEntries does what is due for one page, and returns the first entry it had to leave behind.
+func (s *sweeper) sweepEntries(ctx context.Context, page Page, dry bool) (SweepProgress, *Entry) {
+	batch := SweepProgress{Examined: int64(len(page.Entries)), Now: page.Now}
+	var forget []Row
+	var writes []*Write
+	for _, e := range page.Entries {
+		action, w := DecideSweep(e, page.Now)
+		switch action {
+		case SweepForget:
+			forget = append(forget, Row{Scope: e.Scope, Incarnation: e.Incarnation, Revision: e.Revision})
+			batch.Forgotten++
+		case SweepClose:
+			batch.Closed++
+		case SweepLapse:
+			batch.Lapsed++
+		case SweepHold:
+			batch.Held++
+		}
+		if w != nil {
+			writes = append(writes, w)
+		}
+	}
+	if dry {
+		return batch, nil
+	}
+	missed := map[ScopeID]bool{}
+	s.writeAll(ctx, writes, missed)
+	if len(forget) > 0 {
+		n, err := s.ledger.store.Forget(ctx, forget)
+		if err != nil || n < len(forget) {
+			// Which ones stayed is not told: look at all of them again.
+			for _, row := range forget {
+				missed[row.Scope] = true
+			}
+			batch.Forgotten = int64(n)
+		}
+	}
+	batch.Missed = int64(len(missed))
+	for _, e := range page.Entries {
+		if missed[e.Scope] {
+			return batch, e
+		}
+	}
+	return batch, nil
+}
+
+func (s *sweeper) writeAll(ctx context.Context, writes []*Write, missed map[ScopeID]bool) {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	places := make(chan struct{}, sweepWriters)
+	for _, w := range writes {
+		places <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-places }()
+			written, err := s.ledger.store.Write(ctx, *w)
+			if err != nil || !written.Applied {
+				mu.Lock()
+				missed[w.Scope] = true
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// sweepTurnBody is who sweeps, and until when by the store's clock.
+type sweepTurnBody struct {
+	Daemon string
+	Until  Time
+}
+
+// takeTurn makes this daemon the one that sweeps, or renews its turn.
+func (s *sweeper) takeTurn(ctx context.Context) error {
+	for try := range 3 {
+		settings, err := s.ledger.store.Settings(ctx, sweepKind)
+		if err != nil {
+			return contextOrStore(ctx, err)
+		}
+		var turn sweepTurnBody
+		revision := int64(0)
+		for _, have := range settings.List {
+			revision = have.Revision
+			if err := json.Unmarshal(have.Body, &turn); err != nil {
+				return &Refusal{Reason: ReasonInternal, Message: "the sweep's turn cannot be read", Cause: err}
+			}
+		}
+		mine := turn.Daemon == s.ledger.daemon
+		if !mine && settings.Now < turn.Until {
+			r := refuse(ReasonSweepElsewhere, "another daemon sweeps now")
+			r.RetryAfter = turn.Until.Sub(settings.Now)
+			return r
+		}
+		if !mine && try == 0 {
+			s.bounds = [Shards]Cursor{}
+		}
+		ok, err := s.putTurn(ctx, sweepTurnBody{Daemon: s.ledger.daemon, Until: settings.Now.Add(sweepTurn)}, revision)
+		if err != nil && !errors.Is(err, ErrUnknown) {
+			return contextOrStore(ctx, err)
+		}
+		if ok {
+			return nil
+		}
+	}
+	r := refuse(ReasonSweepElsewhere, "another daemon took the turn to sweep")
+	r.RetryAfter = sweepTurn
+	return r
+}
+
+func (s *sweeper) putTurn(ctx context.Context, turn sweepTurnBody, revision int64) (bool, error) {
+	body, err := json.Marshal(turn)
+	if err != nil {
+		return false, err
+	}
+	return s.ledger.store.PutSetting(ctx, Setting{Kind: sweepKind, Name: "turn", Body: body}, revision)
+}
+
+// giveTurn lets another daemon sweep next, at once.
+func (s *sweeper) giveTurn(ctx context.Context) {
+	settings, err := s.ledger.store.Settings(ctx, sweepKind)
+	if err != nil || len(settings.List) == 0 {
+		return
+	}
+	// If this fails the turn ends by itself.
+	_, _ = s.putTurn(ctx, sweepTurnBody{Daemon: s.ledger.daemon}, settings.List[0].Revision)
+}
+
+// watch tells the observer how old the oldest overdue entry is, and how many are held and since when.
+func (s *sweeper) watch(ctx context.Context) {
+	var oldestDue, oldestHeld time.Duration
+	held := 0
+	for shard := range Shards {
+		page, err := s.ledger.page(ctx, PageQuery{Order: ByDue, Shard: shard, After: s.bounds[shard], Limit: 1, Lean: true})
+		if err != nil {
+			return
+		}
+		for _, e := range page.Entries {
+			oldestDue = max(oldestDue, page.Now.Sub(e.DueAt))
+		}
+		n, oldest, err := s.heldIn(ctx, shard)
+		if err != nil {
+			return
+		}
+		held += n
+		oldestHeld = max(oldestHeld, oldest)
+	}
+	s.ledger.observer.Overdue(oldestDue, oldestHeld, held)
+}
+
+// heldIn counts the held entries of one shard: those that wait for nothing but somebody to settle them stand at the end of the order by due
+// time.
+func (s *sweeper) heldIn(ctx context.Context, shard int) (n int, oldest time.Duration, err error) {
+	q := PageQuery{Order: ByDue, Shard: shard, After: Cursor{DueAt: Never - 1, Scope: lastScope}, DueUntil: Never, Limit: MaxPageRows, Lean: true}
+	for {
+		page, err := s.ledger.page(ctx, q)
+		if err != nil {
+			return 0, 0, err
+		}
+		for _, e := range page.Entries {
+			if e.ConditionAt(page.Now) == Held {
+				n++
+				oldest = max(oldest, page.Now.Sub(e.abandonedSince()))
+			}
+		}
+		if !page.More {
+			return n, oldest, nil
+		}
+		q.After = page.Next
+	}
+}
+
+var lastScope = func() (id ScopeID) {
+	for i := range id {
+		id[i] = 0xff
+	}
+	return id
+}()
+
+// abandonedSince is when a pending entry was left by its last holder, as far as is known.
+func (e *Entry) abandonedSince() Time {
+	if e.Current {
+		return e.Last.LeaseUntil
+	}
+	return e.AbandonedAt
+}
+
+func (l *Ledger) page(ctx context.Context, q PageQuery) (Page, error) {
+	began := time.Now()
+	page, err := l.store.Page(ctx, q)
+	l.observer.StoreCall("page", time.Since(began), err)
+	l.presence.observe(page.Now, err)
+	if err != nil {
+		return Page{}, contextOrStore(ctx, err)
+	}
+	return page, nil
+}

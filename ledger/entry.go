@@ -191,9 +191,9 @@ const (
 
 // Failure is a failed answer, as it will be replayed.
 type Failure struct {
-	Code           int32
-	Message        string
-	Details        []Detail
+	Code    int32
+	Message string
+	Details []Detail
 	// DetailsOmitted: details were left out, or the message was cut, since they were over the limits.
 	DetailsOmitted bool
 	Disposition    Disposition

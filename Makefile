@@ -3,6 +3,7 @@
 # Tools are Go modules of their own under tools/, so that their dependencies stay out of the daemon's.
 BUF      := go tool -modfile=tools/buf/go.mod buf
 GOLANGCI := go tool -modfile=tools/lint/go.mod golangci-lint
+TESTSUM  := go tool -modfile=tools/test/go.mod gotestsum
 
 # Buf and golangci-lint write caches: keep them in the project. Go's own stays where it is, or every tool would be built
 # again, so ask for it before XDG_CACHE_HOME moves it.
@@ -51,3 +52,34 @@ breaking: ## fail if proto/ breaks callers of what BASE (default: main) has
 .PHONY: lint-go
 lint-go: ## run golangci-lint
 	$(GOLANGCI) run ./...
+
+.PHONY: vet
+vet: ## run go vet
+	go vet ./...
+
+.PHONY: lint
+lint: check-generate check-third-party lint-proto breaking lint-go ## every check that runs no test
+
+## Tests
+
+# Packages to test, and flags for go test: make test PACKAGES=./ledger/... TESTFLAGS=-run=TestC01
+PACKAGES  ?= ./...
+TESTFLAGS ?=
+
+.PHONY: test
+test: lint test-go ## everything a change must pass: checks, then all tests with the race detector
+
+# gotestsum prints failures whole, and at the end what was skipped and why.
+.PHONY: test-go
+test-go: ## all Go tests with the race detector
+	$(TESTSUM) --format pkgname --format-hide-empty-pkg -- -race -timeout 20m $(TESTFLAGS) $(PACKAGES)
+
+.PHONY: test-short
+test-short: ## the quick part of the tests, without the race detector
+	go test -short $(PACKAGES)
+
+## Build
+
+.PHONY: build
+build: ## build bin/idemd, static
+	CGO_ENABLED=0 go build -trimpath -o bin/idemd ./cmd/idemd

@@ -10,6 +10,10 @@ if ! git rev-parse --quiet --verify "$base^{commit}" >/dev/null; then
 	echo "there is no git revision $base" >&2
 	exit 1
 fi
+# On main itself the revision before it is what callers have.
+if [ "$(git rev-parse "$base")" = "$(git rev-parse HEAD)" ] && git rev-parse --quiet --verify HEAD~1 >/dev/null; then
+	base=HEAD~1
+fi
 if ! git cat-file -e "$base:proto" 2>/dev/null; then
 	echo "$base has no proto/: nothing to compare with"
 	exit 0

@@ -79,9 +79,6 @@ func (l *Ledger) Begin(ctx context.Context, caller Caller, r BeginRequest) (Begi
 	if err != nil {
 		return BeginResult{}, err
 	}
-	if refusal := env.Rules.checkKey(r.Ref.Key); refusal != nil {
-		return BeginResult{}, refusal
-	}
 	scope := l.secret.Scope(r.Ref)
 	decision := BeginDecision{
 		Scope: scope, Ref: r.Ref, Fingerprints: r.Fingerprints, IDHash: l.secret.AttemptID(scope, r.AttemptID), Lease: r.Lease,

@@ -7,6 +7,10 @@ func decideBegin(e *Entry, condition Condition, r BeginDecision, env Env) Verdic
 		if r.Mode == Recover {
 			return refused(notFound())
 		}
+		// Only a new entry: a key that was taken before a policy forbade its form must still find its answer.
+		if refusal := env.Rules.checkKey(r.Ref.Key); refusal != nil {
+			return refused(refusal)
+		}
 		return grantFresh(e, r, env)
 	}
 	attempt, current := e.attemptOf(r.IDHash)

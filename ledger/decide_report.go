@@ -174,7 +174,7 @@ func extendWrite(r ExtendDecision, env Env) *Write {
 func Speculate(req Request, env Env) *Write {
 	switch r := req.(type) {
 	case BeginDecision:
-		if r.Mode == Run {
+		if r.Mode == Run && env.Rules.checkKey(r.Ref.Key) == nil {
 			return grantFresh(nil, r, env).Write
 		}
 	case ReportDecision:

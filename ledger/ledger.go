@@ -73,6 +73,8 @@ type Ledger struct {
 	waiters  *waiters
 	sweeper  *sweeper
 	presence presence
+	// calls counts the calls of callers that are under way, so that a sweep knows when to yield.
+	calls    atomic.Int64
 	draining atomic.Bool
 	drained  chan struct{}
 	once     sync.Once
@@ -212,6 +214,8 @@ const maxTries = 24
 // what is there now is always right. wait, if not nil, blocks while
 // another attempt is at work and returns what is there then (nil: read it), or false to give up.
 func (l *Ledger) carryOut(ctx context.Context, scope ScopeID, req Request, env Env, wait func(Reading) (*Reading, bool)) (decided, error) {
+	l.calls.Add(1)
+	defer l.calls.Add(-1)
 	var d decided
 	if w := Speculate(req, env); w != nil {
 		done, err := l.write(ctx, w, &d)

@@ -17,6 +17,8 @@ const (
 	// sweepBatch is how many entries one page of a sweep reads, sweepWriters how many of them are written at once.
 	sweepBatch   = 500
 	sweepWriters = 32
+	// sweepYield is the longest pause after a batch.
+	sweepYield = 250 * time.Millisecond
 	// sweepRescan is how often the remembered bounds are dropped and everything due is looked at from the start: a clock that was set back
 	// could have stamped an entry behind a bound.
 	sweepRescan = 24 * time.Hour
@@ -118,6 +120,7 @@ func (s *sweeper) sweepShard(ctx context.Context, shard int, r SweepRequest, tot
 	after := s.bounds[shard]
 	left := Cursor{}
 	for {
+		began := time.Now()
 		limit := sweepBatch
 		if r.Limit > 0 {
 			limit = min(limit, r.Limit-int(total.Examined))
@@ -157,6 +160,24 @@ func (s *sweeper) sweepShard(ctx context.Context, shard int, r SweepRequest, tot
 		if !page.More || len(page.Entries) == 0 {
 			return nil
 		}
+		if err := s.yield(ctx, time.Since(began)); err != nil {
+			return err
+		}
+	}
+}
+
+// yield leaves the store to callers for as long as the last batch took it, while there are any.
+func (s *sweeper) yield(ctx context.Context, took time.Duration) error {
+	if s.ledger.calls.Load() == 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(min(took, sweepYield))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
 	}
 }
 

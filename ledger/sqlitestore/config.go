@@ -1,0 +1,75 @@
+package sqlitestore
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/idemd/idemd/ledger"
+)
+
+// Defaults of [Config].
+const (
+	// DefaultMaxWallAhead is as long as the built-in policy's retention, and so as its tombstone: a wrong wall clock that passes unnoticed
+	// within it can turn a replay into EXPIRED early, but can not make the ledger forget an entry and run it again.
+	DefaultMaxWallAhead = ledger.DefaultRetention
+	// DefaultCheckBytes is about two seconds of checking on a slow disk.
+	DefaultCheckBytes = 256 << 20
+	// DefaultReaders is how many reads run at a time; further ones wait for a turn.
+	DefaultReaders = 8
+)
+
+// Config is all that [Open] wants to know.
+type Config struct {
+	// Dir is the directory of the ledger, made (0700) where it is missing. One process at a time uses it.
+	Dir string
+	// Clock is where time comes from, in microseconds since the Unix epoch. Nil: the machine's wall clock when the store is opened, and its
+	// running time from then on. It is an argument for tests: whatever it says passes for both.
+	Clock func() ledger.Time
+	// Logger gets what an operator should know. Nil: nothing is logged.
+	Logger *slog.Logger
+	// MaxWallAhead is how far the wall clock may be ahead of the last write when the store is opened. Zero: DefaultMaxWallAhead.
+	MaxWallAhead time.Duration
+	// AllowClockJump opens the store although the wall clock is further ahead than that: an operator has looked at it.
+	AllowClockJump bool
+	// CheckBytes is up to which size of the file its structure is checked (PRAGMA quick_check) before it is opened. Zero:
+	// DefaultCheckBytes. Negative: never. A larger file is opened with a note in the log: its damage shows when the damaged part is read.
+	CheckBytes int64
+	// Readers is how many reads run at a time. Zero: DefaultReaders.
+	Readers int
+}
+
+// Validate says what is wrong with c.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Dir == "" {
+		errs = append(errs, errors.New("Dir: must name a directory"))
+	}
+	if c.MaxWallAhead < 0 {
+		errs = append(errs, fmt.Errorf("MaxWallAhead: must not be negative, is %v", c.MaxWallAhead))
+	}
+	if c.Readers < 0 || c.Readers > 256 {
+		errs = append(errs, fmt.Errorf("Readers: must be 0 to 256, is %d", c.Readers))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("sqlitestore: config: %w", err)
+	}
+	return nil
+}
+
+func (c Config) withDefaults() Config {
+	if c.MaxWallAhead == 0 {
+		c.MaxWallAhead = DefaultMaxWallAhead
+	}
+	if c.CheckBytes == 0 {
+		c.CheckBytes = DefaultCheckBytes
+	}
+	if c.Readers == 0 {
+		c.Readers = DefaultReaders
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}

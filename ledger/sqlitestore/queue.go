@@ -1,0 +1,138 @@
+package sqlitestore
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/idemd/idemd/ledger"
+)
+
+// Sizes of the writer's queue and batches.
+const (
+	// maxBatch is how much work one transaction takes at the most: a write counts one, a Forget one for each row.
+	maxBatch = 256
+	// laterShare is how much of a full batch is left to the work that may wait, so that it is slowed down and never starved.
+	laterShare = maxBatch / 8
+	// queueLength is how many jobs wait in each of the two lines; the next callers wait outside, as long as their contexts let them.
+	queueLength = 4 * maxBatch
+)
+
+// job is one write on its way to the writer.
+type job struct {
+	ctx    context.Context
+	weight int
+	// do runs the job's statements inside the batch's transaction, and leaves its result where its caller will find it. It may be run
+	// again if the batch had to be rolled back.
+	do func(w *writer, now ledger.Time) (changed bool, err error)
+
+	progress atomic.Int32
+	done     chan struct{} // closed once err and do's result are final
+	err      error
+}
+
+// A job's progress. From queued, either its caller or the writer takes it away; whoever does it first decides whether it happens.
+const (
+	queued int32 = iota
+	withdrawn
+	running
+)
+
+// take claims the job for a batch. A job whose context has ended is certainly not done.
+func (j *job) take() bool {
+	if !j.progress.CompareAndSwap(queued, running) {
+		return false
+	}
+	if err := j.ctx.Err(); err != nil {
+		j.finish(err)
+		return false
+	}
+	return true
+}
+
+func (j *job) finish(err error) {
+	j.err = err
+	close(j.done)
+}
+
+// queue is the two lines in front of the writer: reports and renewals go first, new grants and forgetting wait.
+type queue struct {
+	sooner  chan *job
+	later   chan *job
+	closing chan struct{} // closed by Close: nothing is taken in any more
+	stopped chan struct{} // closed by the writer when it has finished what was queued
+}
+
+func newQueue() *queue {
+	return &queue{
+		sooner: make(chan *job, queueLength), later: make(chan *job, queueLength),
+		closing: make(chan struct{}), stopped: make(chan struct{}),
+	}
+}
+
+// submit queues a job and waits until its outcome is certain, or its caller leaves.
+func (q *queue) submit(ctx context.Context, line chan *job, j *job) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	select {
+	case <-q.closing:
+		return errClosed
+	default:
+	}
+	j.ctx, j.done = ctx, make(chan struct{})
+	select {
+	case line <- j:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-q.closing:
+		return errClosed
+	}
+	return q.wait(ctx, j)
+}
+
+func (q *queue) wait(ctx context.Context, j *job) error {
+	select {
+	case <-j.done:
+		return j.err
+	case <-ctx.Done():
+		if j.progress.CompareAndSwap(queued, withdrawn) {
+			return ctx.Err()
+		}
+	case <-q.stopped:
+		if j.progress.CompareAndSwap(queued, withdrawn) {
+			return errClosed
+		}
+		<-j.done
+	}
+	select {
+	case <-j.done:
+		return j.err
+	default:
+		// Its own error, not the context's: a context error says that nothing was done.
+		return fmt.Errorf("sqlitestore: the caller left while the write was on its way (%v): %w", ctx.Err(), ledger.ErrUnknown)
+	}
+}
+
+// fill adds to the batch what is queued, without waiting.
+func (q *queue) fill(batch []*job, weight int) []*job {
+	batch, weight = drain(q.sooner, batch, weight, maxBatch-laterShare)
+	batch, weight = drain(q.later, batch, weight, maxBatch)
+	batch, _ = drain(q.sooner, batch, weight, maxBatch)
+	return batch
+}
+
+func drain(line chan *job, batch []*job, weight, limit int) ([]*job, int) {
+	for weight < limit {
+		select {
+		case j := <-line:
+			if j.take() {
+				batch = append(batch, j)
+				weight += j.weight
+			}
+		default:
+			return batch, weight
+		}
+	}
+	return batch, weight
+}

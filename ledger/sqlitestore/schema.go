@@ -1,0 +1,115 @@
+package sqlitestore
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	sqlite3 "modernc.org/sqlite/lib"
+)
+
+// applicationID marks a file as a ledger's ("idmd").
+const applicationID = 0x69646d64
+
+// The migrations, numbered from 1 without a gap. A published one is never changed. Both the version before and after a migration must be
+// able to run on its result wherever that is possible: operators go back.
+//
+//go:embed schema/*.sql
+var schemaFiles embed.FS
+
+func migrations() ([]string, error) {
+	entries, err := fs.ReadDir(schemaFiles, "schema")
+	if err != nil {
+		return nil, err
+	}
+	list := make([]string, 0, len(entries))
+	for i, entry := range entries {
+		var number int
+		if _, err := fmt.Sscanf(entry.Name(), "%04d_", &number); err != nil || number != i+1 {
+			return nil, fmt.Errorf("sqlitestore: migration %s out of turn", entry.Name())
+		}
+		text, err := fs.ReadFile(schemaFiles, "schema/"+entry.Name())
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, string(text))
+	}
+	return list, nil
+}
+
+// migrate brings the file to the newest schema, and refuses a file that is none of ours before anything in it is changed.
+func migrate(ctx context.Context, c *connection, path string) error {
+	list, err := migrations()
+	if err != nil {
+		return err
+	}
+	version, err := identify(ctx, c, path, len(list))
+	if err != nil {
+		return err
+	}
+	for ; version < len(list); version++ {
+		script := fmt.Sprintf("BEGIN IMMEDIATE; %s; PRAGMA application_id = %d; PRAGMA user_version = %d; COMMIT",
+			list[version], applicationID, version+1)
+		if err := c.script(ctx, script); err != nil {
+			_ = c.script(ctx, "ROLLBACK")
+			return fmt.Errorf("sqlitestore: migrate %s from schema %d to %d: %w", path, version, version+1, err)
+		}
+	}
+	return nil
+}
+
+// identify returns the schema version of the file, 0 for an empty one.
+func identify(ctx context.Context, c *connection, path string, newest int) (int, error) {
+	id, err := c.number(ctx, "PRAGMA application_id")
+	if err != nil {
+		return 0, unreadable(path, err)
+	}
+	version, err := c.number(ctx, "PRAGMA user_version")
+	if err != nil {
+		return 0, unreadable(path, err)
+	}
+	tables, err := c.number(ctx, "SELECT count(*) FROM sqlite_schema")
+	if err != nil {
+		return 0, unreadable(path, err)
+	}
+	switch {
+	case id == 0 && version == 0 && tables == 0:
+		return 0, nil
+	case id != applicationID:
+		return 0, fmt.Errorf("sqlitestore: %s is the database of another application (application_id %#x). Move it away, or name another directory",
+			path, id)
+	case version > int64(newest):
+		return 0, fmt.Errorf("sqlitestore: %s has schema %d, and this version knows none after %d: a newer idemd wrote it. Run that one, or restore a "+
+			"backup from before the upgrade", path, version, newest)
+	case version < 1:
+		return 0, fmt.Errorf("sqlitestore: %s has no schema version: it is damaged. Restore a backup", path)
+	}
+	return int(version), nil
+}
+
+// check looks for damage in the file's structure before anything is served from it.
+func check(ctx context.Context, c *connection, path string) error {
+	verdict, err := c.text(ctx, "PRAGMA quick_check(1)")
+	if err != nil {
+		return unreadable(path, err)
+	}
+	if verdict != "ok" {
+		return damagedFile(path, errors.New(verdict))
+	}
+	return nil
+}
+
+// unreadable says why a file can not be read, and what to do if it is for damage.
+func unreadable(path string, err error) error {
+	if code := resultCode(err); code == sqlite3.SQLITE_CORRUPT || code == sqlite3.SQLITE_NOTADB {
+		return damagedFile(path, err)
+	}
+	return fmt.Errorf("sqlitestore: cannot read %s: %w", path, err)
+}
+
+func damagedFile(path string, err error) error {
+	return fmt.Errorf("sqlitestore: %s is damaged (%w). Keep the file, its -wal and its -shm as they are, and restore a backup to an empty directory; "+
+		"sqlite3's .recover can read what is left", path, err)
+}

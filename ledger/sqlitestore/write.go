@@ -1,0 +1,263 @@
+package sqlitestore
+
+import (
+	"context"
+	"database/sql/driver"
+	"fmt"
+	"strings"
+
+	"github.com/idemd/idemd/ledger"
+)
+
+// The statements of the writer. Guards and stamps are judged in Go, by the very functions of ledger that define them: there is one writer
+// and it holds the write lock, so what it read can not have changed when it writes.
+var (
+	insertEntry = `INSERT INTO entry (` + entryColumns + `, answer, history) VALUES (` + strings.Repeat("?, ", entryColumnCount+1) + `?)
+		ON CONFLICT (scope_id) DO NOTHING`
+	updateEntry = `UPDATE entry SET (` + entryColumns + `, answer, history) = (` + strings.Repeat("?, ", entryColumnCount+1) + `?) WHERE id = ?`
+
+	selectGuarded = `SELECT ` + guardColumns + ` FROM entry WHERE scope_id = ?`
+)
+
+const (
+	// Each writes what its change of ledger.Entry sets, and nothing else: the rest of the row was not read.
+	settleEntry = `UPDATE entry SET revision = ?, state = ?, ended_at = ?, ended = ?, report = ?, due_at = ?, settled_at = ?, settled_by = ?,
+		settlement = ?, retention = ?, tombstone = ?, answer = ? WHERE id = ?`
+	giveUpEntry = `UPDATE entry SET revision = ?, state = ?, ended_at = ?, ended = ?, report = ?, due_at = ?, current = ?, doubt = ?,
+		abandoned_at = ? WHERE id = ?`
+	extendEntry = `UPDATE entry SET revision = ?, lease = ?, lease_until = ?, due_at = ? WHERE id = ?`
+
+	putAnswer     = `INSERT INTO answer (entry, bytes) VALUES (?, ?) ON CONFLICT (entry) DO UPDATE SET bytes = excluded.bytes`
+	putHistory    = `INSERT INTO history (entry, bytes) VALUES (?, ?) ON CONFLICT (entry) DO UPDATE SET bytes = excluded.bytes`
+	deleteAnswer  = `DELETE FROM answer WHERE entry = ?`
+	deleteHistory = `DELETE FROM history WHERE entry = ?`
+	deleteEntry   = `DELETE FROM entry WHERE id = ?`
+)
+
+// Write implements [ledger.Store].
+func (s *Store) Write(ctx context.Context, w ledger.Write) (ledger.Written, error) {
+	if err := wellFormed(w); err != nil {
+		return ledger.Written{}, unavailable("write", err)
+	}
+	line := s.queue.sooner
+	if w.Guard.Kind == ledger.GuardAbsent {
+		line = s.queue.later
+	}
+	p := prepare(w)
+	var written ledger.Written
+	err := s.queue.submit(ctx, line, &job{weight: 1, do: func(wr *writer, now ledger.Time) (bool, error) {
+		var err error
+		written, err = wr.write(p, now)
+		return written.Applied, err
+	}})
+	if err != nil {
+		return ledger.Written{}, err // and not written: the writer may be at it still
+	}
+	return written, nil
+}
+
+// prepared is a write whose blobs are encoded. That is done by its caller: the writer's time is everybody's, and once the caller has
+// left, what it passed in is its own again.
+type prepared struct {
+	ledger.Write
+	fingerprints []byte
+	answer       blob
+	history      blob
+}
+
+func prepare(w ledger.Write) *prepared {
+	p := &prepared{Write: w}
+	switch {
+	case w.Put != nil:
+		put := *w.Put
+		p.fingerprints = ledger.EncodeFingerprints(put.Fingerprints)
+		p.answer = sealed(w.Scope, ledger.EncodeAnswer(put.Response, put.Failure))
+		p.history = sealed(w.Scope, ledger.EncodeHistory(&put))
+		put.Fingerprints, put.Response, put.Failure = nil, nil, nil
+		put.Earlier, put.Evidence, put.Resolutions = nil, nil, nil
+		p.Put = &put
+	case w.Settle != nil:
+		settle := *w.Settle
+		if settle.State != ledger.Pending {
+			p.answer = sealed(w.Scope, ledger.EncodeAnswer(settle.Response, settle.Failure))
+		}
+		settle.Response, settle.Failure = nil, nil
+		p.Settle = &settle
+	case w.Extend != nil:
+		extend := *w.Extend
+		p.Extend = &extend
+	}
+	return p
+}
+
+// wellFormed refuses what [ledger.Write] rules out.
+func wellFormed(w ledger.Write) error {
+	set := 0
+	for _, is := range []bool{w.Put != nil, w.Settle != nil, w.Extend != nil} {
+		if is {
+			set++
+		}
+	}
+	claim := w.Guard.Kind == ledger.GuardClaim
+	if set != 1 || claim == (w.Put != nil) || w.Guard.Kind < ledger.GuardAbsent || w.Guard.Kind > ledger.GuardClaim {
+		return fmt.Errorf("malformed write: guard %d with put %t, settle %t, extend %t", w.Guard.Kind, w.Put != nil, w.Settle != nil, w.Extend != nil)
+	}
+	return nil
+}
+
+func (w *writer) write(p *prepared, now ledger.Time) (ledger.Written, error) {
+	if p.Guard.Kind == ledger.GuardAbsent {
+		return w.insert(p, now)
+	}
+	row, err := w.guarded(p.Scope)
+	if err != nil || row == nil {
+		return ledger.Written{}, err
+	}
+	after, ok := p.Apply(&row.entry, now)
+	if !ok {
+		return ledger.Written{}, nil
+	}
+	switch {
+	case p.Put != nil:
+		err = w.replace(p, row, after)
+	case p.Settle != nil:
+		err = w.settle(p, row, after)
+	default:
+		_, err = w.conn.exec(extendEntry, after.Revision, int64(after.Last.Lease), instant(after.Last.LeaseUntil), int64(after.DueAt), row.id)
+	}
+	if err != nil {
+		return ledger.Written{}, err
+	}
+	return ledger.Written{Applied: true, Stamps: ledger.StampsOf(after, now)}, nil
+}
+
+// guarded reads what a guard looks at; nil if there is no row.
+func (w *writer) guarded(scope ledger.ScopeID) (*guarded, error) {
+	var row *guarded
+	err := w.conn.query(context.Background(), selectGuarded, []driver.Value{scope[:]}, func(v []driver.Value) error {
+		row = scanGuarded(v)
+		return nil
+	})
+	return row, err
+}
+
+func (w *writer) insert(p *prepared, now ledger.Time) (ledger.Written, error) {
+	after, _ := p.Apply(nil, now)
+	result, err := w.conn.exec(insertEntry, entryValues(after, p.fingerprints, p.answer, p.history)...)
+	if err != nil {
+		return ledger.Written{}, err
+	}
+	if n, _ := result.RowsAffected(); n == 0 {
+		return ledger.Written{}, nil
+	}
+	id, _ := result.LastInsertId()
+	if err := w.keepApart(id, p, guarded{}); err != nil {
+		return ledger.Written{}, err
+	}
+	return ledger.Written{Applied: true, Stamps: ledger.StampsOf(after, now)}, nil
+}
+
+func (w *writer) replace(p *prepared, row *guarded, after *ledger.Entry) error {
+	values := append(entryValues(after, p.fingerprints, p.answer, p.history), row.id)
+	if _, err := w.conn.exec(updateEntry, values...); err != nil {
+		return err
+	}
+	return w.keepApart(row.id, p, *row)
+}
+
+func (w *writer) settle(p *prepared, row *guarded, e *ledger.Entry) error {
+	values := []driver.Value{
+		e.Revision, int64(e.State), instant(e.Last.EndedAt), int64(e.Last.Ended), report(e), int64(e.DueAt),
+	}
+	if p.Settle.State == ledger.Pending {
+		_, err := w.conn.exec(giveUpEntry, append(values, flag(e.Current), flag(e.Doubt), instant(e.AbandonedAt), row.id)...)
+		return err
+	}
+	_, err := w.conn.exec(settleEntry, append(values, instant(e.SettledAt), int64(e.SettledBy), unlessZero(e.Settlement[:]),
+		int64(e.Terms.Retention), int64(e.Terms.Tombstone), p.answer.inline(inlineAnswer), row.id)...)
+	if err != nil {
+		return err
+	}
+	row.historyApart = false // a settlement leaves the history alone
+	return w.keepApart(row.id, p, *row)
+}
+
+// blob is an answer or a history as it is stored; nil where there is none.
+type blob []byte
+
+// inline is the blob's column: the blob, or empty where it stands in its own table.
+func (b blob) inline(limit int) driver.Value {
+	switch {
+	case b == nil:
+		return nil
+	case len(b) > limit:
+		return []byte{}
+	default:
+		return []byte(b)
+	}
+}
+
+// keepApart writes the blobs that are too large for their row to their own tables, and deletes those that stood there before.
+func (w *writer) keepApart(id int64, p *prepared, before guarded) error {
+	if len(p.answer) > inlineAnswer {
+		if _, err := w.conn.exec(putAnswer, id, []byte(p.answer)); err != nil {
+			return err
+		}
+	} else if before.answerApart {
+		if _, err := w.conn.exec(deleteAnswer, id); err != nil {
+			return err
+		}
+	}
+	if len(p.history) > inlineHistory {
+		if _, err := w.conn.exec(putHistory, id, []byte(p.history)); err != nil {
+			return err
+		}
+	} else if before.historyApart {
+		if _, err := w.conn.exec(deleteHistory, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Forget implements [ledger.Store].
+func (s *Store) Forget(ctx context.Context, rows []ledger.Row) (int, error) {
+	if len(rows) > ledger.MaxForgetBatch {
+		return 0, unavailable("forget", fmt.Errorf("%d rows, at most %d", len(rows), ledger.MaxForgetBatch))
+	}
+	if len(rows) == 0 {
+		return 0, ctx.Err()
+	}
+	rows = append([]ledger.Row(nil), rows...) // the caller may leave before the writer does
+	var forgotten int
+	err := s.queue.submit(ctx, s.queue.later, &job{weight: len(rows), do: func(wr *writer, _ ledger.Time) (bool, error) {
+		var err error
+		forgotten, err = wr.forget(rows)
+		return forgotten > 0, err
+	}})
+	if err != nil {
+		return 0, err
+	}
+	return forgotten, nil
+}
+
+func (w *writer) forget(rows []ledger.Row) (int, error) {
+	n := 0
+	for i := range rows {
+		row, err := w.guarded(rows[i].Scope)
+		if err != nil {
+			return 0, err
+		}
+		if row == nil || row.entry.Incarnation != rows[i].Incarnation || row.entry.Revision != rows[i].Revision {
+			continue
+		}
+		if _, err := w.conn.exec(deleteEntry, row.id); err != nil {
+			return 0, err
+		}
+		if err := w.keepApart(row.id, &prepared{}, *row); err != nil {
+			return 0, err
+		}
+		n++
+	}
+	return n, nil
+}

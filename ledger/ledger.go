@@ -187,7 +187,7 @@ func (l *Ledger) env(ctx context.Context, ref Ref, caller Caller) (Env, error) {
 	rules, err := l.policies.rules(ctx, ref.Tenant, ref.Operation)
 	if err != nil {
 		l.presence.observe(0, err)
-		return Env{}, storeRefusal(err)
+		return Env{}, contextOrStore(ctx, err)
 	}
 	return Env{
 		Rules: rules, Margin: l.store.Margin(), Principal: caller.Principal, Bound: l.secret.Principal(caller.Principal),

@@ -13,6 +13,8 @@ type View struct {
 	Entry     *Entry
 	Condition Condition
 	Now       Time
+	// Erased: the tenant's entries were erased. The ledger keeps no name of it, so Lookup shows the one it was asked for.
+	Erased bool
 	// CreatedAt, LeaseUntil (of a current attempt), ExpiresAt and ForgetAt are by the store's clock; zero where they do not apply.
 	CreatedAt  Time
 	LeaseUntil Time
@@ -22,7 +24,7 @@ type View struct {
 
 func viewOf(e *Entry, now Time) View {
 	c := e.Clone()
-	v := View{Entry: c, Condition: e.ConditionAt(now), Now: now, CreatedAt: e.Incarnation}
+	v := View{Entry: c, Condition: e.ConditionAt(now), Now: now, Erased: e.Closed && e.Ref == Ref{}, CreatedAt: e.Incarnation}
 	if c.State == Pending && c.Current && !c.Closed {
 		v.LeaseUntil = c.Last.LeaseUntil
 	}
@@ -74,17 +76,24 @@ type ResolveRequest struct {
 	Failure  *Failure  // ResolveFail; its disposition is Final
 }
 
+// Resolved is an entry after an operator's decision.
+type Resolved struct {
+	View
+	// Resent: the same was decided before, and nothing changed.
+	Resent bool
+}
+
 // Resolve settles or releases an entry by an operator's decision. Resending it is safe. It refuses with the INVALID_… reasons, ENTRY_NOT_FOUND,
 // CLAIM_LIVE, CLAIM_LOST (it names another attempt than the latest), ALREADY_SETTLED, ABANDONED (no attempt is left to release), EXPIRED and
 // STORE_UNAVAILABLE.
-func (l *Ledger) Resolve(ctx context.Context, caller Caller, r ResolveRequest) (View, error) {
+func (l *Ledger) Resolve(ctx context.Context, caller Caller, r ResolveRequest) (Resolved, error) {
 	if refusal := r.validate(); refusal != nil {
-		return View{}, refusal
+		return Resolved{}, refusal
 	}
 	caller.Operator = true
 	env, err := l.env(ctx, r.Ref, caller)
 	if err != nil {
-		return View{}, err
+		return Resolved{}, err
 	}
 	decision := ResolveDecision{
 		Scope: l.secret.Scope(r.Ref), Action: r.Action, Attempt: r.Attempt, Reason: r.Reason, Force: r.Force,
@@ -99,13 +108,14 @@ func (l *Ledger) Resolve(ctx context.Context, caller Caller, r ResolveRequest) (
 	}
 	d, err := l.carryOut(ctx, decision.Scope, decision, env, nil)
 	if err != nil {
-		return View{}, err
+		return Resolved{}, err
 	}
 	switch d.verdict.Outcome {
 	case Settled, Released, Unchanged:
-		return l.Lookup(ctx, caller, r.Ref)
+		view, err := l.Lookup(ctx, caller, r.Ref)
+		return Resolved{View: view, Resent: d.verdict.Outcome == Unchanged && !d.own}, err
 	default:
-		return View{}, asError(d.verdict.Refusal)
+		return Resolved{}, asError(d.verdict.Refusal)
 	}
 }
 
@@ -131,6 +141,7 @@ func (r *ResolveRequest) validate() *Refusal {
 
 // ListRequest asks for entries.
 type ListRequest struct {
+	// Tenant and Operation narrow the list; "": every one.
 	Tenant    string
 	Operation string
 	// Conditions narrows the list; empty: every condition.
@@ -167,14 +178,13 @@ type listToken struct {
 	Scope  []byte `json:"i"`
 }
 
-// List returns entries as they are now, by tenant and operation. It refuses with INVALID_PAGE, INVALID_REQUEST and STORE_UNAVAILABLE.
+// List returns entries as they are now, by tenant and operation, without answer, evidence, earlier attempts and resolutions: those are for
+// Lookup. It refuses with INVALID_PAGE, INVALID_REQUEST and STORE_UNAVAILABLE.
 func (l *Ledger) List(ctx context.Context, r ListRequest) (ListResult, error) {
 	size := orDefault(r.PageSize, defaultPageSize)
 	switch {
 	case size < 1 || size > MaxPageRows:
 		return ListResult{}, invalid(ReasonInvalidPage, "page_size", "must be between 1 and 1000")
-	case r.Operation != "" && r.Tenant == "":
-		return ListResult{}, invalid(ReasonInvalidRequest, "operation", "can narrow a list only together with a tenant")
 	case r.OlderThan < 0:
 		return ListResult{}, invalid(ReasonInvalidRequest, "older_than", "must not be negative")
 	}
@@ -195,10 +205,14 @@ type listWalk struct {
 }
 
 func (l *Ledger) newListWalk(r ListRequest, size int) (*listWalk, error) {
-	w := &listWalk{ledger: l, r: r, size: size, q: PageQuery{Order: ByScope, Tenant: r.Tenant, Operation: r.Operation}}
+	w := &listWalk{ledger: l, r: r, size: size, q: PageQuery{Order: ByScope, Tenant: r.Tenant, Lean: true}}
+	if r.Tenant != "" {
+		// Without a tenant the operations lie scattered: every entry is looked at.
+		w.q.Operation = r.Operation
+	}
 	w.held = len(r.Conditions) == 1 && r.Conditions[0] == Held
 	if w.held {
-		w.q = PageQuery{Order: ByDue, After: Cursor{DueAt: Never - 1, Scope: lastScope}, DueUntil: Never}
+		w.q = PageQuery{Order: ByDue, After: Cursor{DueAt: Never - 1, Scope: lastScope}, DueUntil: Never, Lean: true}
 	} else if pendingOnly(r.Conditions) {
 		w.q.States = []State{Pending}
 	}
@@ -308,13 +322,19 @@ type EraseRequest struct {
 type EraseProgress struct {
 	Examined int64
 	Erased   int64
-	// Skipped are live entries that were left as they are; SkippedScopes names some of them by their scope's hash.
-	Skipped       int64
-	SkippedScopes []ScopeID
-	Done          bool
+	// Skipped are live entries that were left as they are; SkippedEntries are those since the report before.
+	Skipped        int64
+	SkippedEntries []SkippedEntry
+	Done           bool
 }
 
-const maxSkippedScopes = 1000
+// SkippedEntry is an entry that was not erased.
+type SkippedEntry struct {
+	// LogKey stands for its scope, as in [Ledger.LogKey].
+	LogKey     string
+	Condition  Condition
+	LeaseUntil Time
+}
 
 // Erase takes everything personal out of a tenant's entries: answers, evidence, holders, principals, reasons, and tenant, operation and key
 // themselves. A tombstone stays, so that a late retry is still recognised. It can be resent until it reports nothing skipped. It refuses with
@@ -334,6 +354,7 @@ func (l *Ledger) Erase(ctx context.Context, caller Caller, r EraseRequest, progr
 		if err != nil {
 			return total, err
 		}
+		total.SkippedEntries = nil
 		for _, e := range page.Entries {
 			if err := l.eraseOne(ctx, caller, e, r.Force, &total); err != nil {
 				return total, err
@@ -367,9 +388,9 @@ func (l *Ledger) eraseOne(ctx context.Context, caller Caller, e *Entry, force bo
 		total.Erased++
 	case Skipped:
 		total.Skipped++
-		if len(total.SkippedScopes) < maxSkippedScopes {
-			total.SkippedScopes = append(total.SkippedScopes, e.Scope)
-		}
+		total.SkippedEntries = append(total.SkippedEntries, SkippedEntry{
+			LogKey: l.LogKey(e.Ref), Condition: d.before.ConditionAt(d.now), LeaseUntil: d.before.Last.LeaseUntil,
+		})
 	default:
 		// No entry: past its tombstone. What is left of the row goes now.
 		if d.before != nil {
@@ -383,6 +404,15 @@ func (l *Ledger) eraseOne(ctx context.Context, caller Caller, e *Entry, force bo
 	return nil
 }
 
+// ApplyRequest asks for a policy to be applied to standing entries.
+type ApplyRequest struct {
+	// Tenant and Operation name the policy, "*" as in a policy.
+	Tenant    string
+	Operation string
+	// DryRun counts what would change, and changes nothing.
+	DryRun bool
+}
+
 // ApplyProgress is what an application of a policy has done so far.
 type ApplyProgress struct {
 	Examined int64
@@ -390,22 +420,37 @@ type ApplyProgress struct {
 	Done     bool
 }
 
-// ApplyPolicy brings standing entries of (tenant, operation) under the policies as they are now; operation "" means all of the tenant's. Retention and tombstone
-// only ever grow. It refuses with INVALID_TENANT and STORE_UNAVAILABLE.
-func (l *Ledger) ApplyPolicy(ctx context.Context, tenant, operation string, progress func(ApplyProgress) error) (ApplyProgress, error) {
+// ApplyPolicy brings the standing entries for which a stored policy counts under it. Retention and tombstone only ever grow. It can be resent
+// after a break. It refuses with INVALID_TENANT, INVALID_OPERATION, POLICY_NOT_FOUND and STORE_UNAVAILABLE.
+func (l *Ledger) ApplyPolicy(ctx context.Context, r ApplyRequest, progress func(ApplyProgress) error) (ApplyProgress, error) {
 	var total ApplyProgress
-	if refusal := validatePart(ReasonInvalidTenant, "tenant", tenant, MaxTenantChars); refusal != nil {
+	if refusal := validatePart(ReasonInvalidTenant, "tenant", r.Tenant, MaxTenantChars); refusal != nil {
 		return total, refusal
 	}
-	q := PageQuery{Order: ByScope, Tenant: tenant, Operation: operation, Limit: sweepBatch, Lean: true}
+	if refusal := validatePart(ReasonInvalidOperation, "operation", r.Operation, MaxOperationChars); refusal != nil {
+		return total, refusal
+	}
+	if _, err := l.GetPolicy(ctx, r.Tenant, r.Operation, false); err != nil {
+		return total, err
+	}
+	q := PageQuery{Order: ByScope, Limit: sweepBatch, Lean: true}
+	if r.Tenant != "*" {
+		q.Tenant = r.Tenant
+		if r.Operation != "*" {
+			q.Operation = r.Operation
+		}
+	}
 	for {
 		page, err := l.page(ctx, q)
 		if err != nil {
 			return total, err
 		}
 		for _, e := range page.Entries {
+			if l.policies.counting(e.Ref.Tenant, e.Ref.Operation) != (policyName{r.Tenant, r.Operation}) || (e.Ref == Ref{}) {
+				continue
+			}
 			total.Examined++
-			changed, err := l.applyOne(ctx, e)
+			changed, err := l.applyOne(ctx, e, page.Now, r.DryRun)
 			if err != nil {
 				return total, err
 			}
@@ -426,10 +471,14 @@ func (l *Ledger) ApplyPolicy(ctx context.Context, tenant, operation string, prog
 	}
 }
 
-func (l *Ledger) applyOne(ctx context.Context, e *Entry) (bool, error) {
+func (l *Ledger) applyOne(ctx context.Context, e *Entry, now Time, dry bool) (bool, error) {
 	env, err := l.env(ctx, e.Ref, Caller{Operator: true})
 	if err != nil {
 		return false, err
+	}
+	if dry {
+		env.Now = now
+		return decideApply(e, e.ConditionAt(now), env) != nil, nil
 	}
 	d, err := l.carryOut(ctx, e.Scope, applyDecision{}, env, nil)
 	return err == nil && d.verdict.Write != nil, err
@@ -440,6 +489,14 @@ type TenantStats struct {
 	Tenant    string
 	Operation string
 	Counts    map[Condition]int64
+	// Doubts is how many of them are in doubt.
+	Doubts map[Condition]int64
+}
+
+// StatsRequest says what to count; "" for Tenant or Operation: of every one.
+type StatsRequest struct {
+	Tenant    string
+	Operation string
 }
 
 // Stats is the ledger in numbers.
@@ -453,11 +510,14 @@ type Stats struct {
 	OldestHeld Time
 }
 
-// Stats counts all entries of a tenant ("": of all tenants) by condition. It reads every row, in pages: on a ledger of millions it takes
-// seconds to minutes. It refuses with STORE_UNAVAILABLE.
-func (l *Ledger) Stats(ctx context.Context, tenant string) (Stats, error) {
+// Stats counts entries by tenant, operation and condition. It reads every row, in pages: on a ledger of millions it takes seconds to minutes. It
+// refuses with STORE_UNAVAILABLE.
+func (l *Ledger) Stats(ctx context.Context, r StatsRequest) (Stats, error) {
 	var out Stats
-	q := PageQuery{Order: ByScope, Tenant: tenant, Limit: MaxPageRows, Lean: true}
+	q := PageQuery{Order: ByScope, Tenant: r.Tenant, Limit: MaxPageRows, Lean: true}
+	if r.Tenant != "" {
+		q.Operation = r.Operation
+	}
 	for {
 		page, err := l.page(ctx, q)
 		if err != nil {
@@ -465,7 +525,9 @@ func (l *Ledger) Stats(ctx context.Context, tenant string) (Stats, error) {
 		}
 		out.Now = page.Now
 		for _, e := range page.Entries {
-			out.add(e, page.Now)
+			if r.Operation == "" || e.Ref.Operation == r.Operation {
+				out.add(e, page.Now)
+			}
 		}
 		if !page.More {
 			return out, nil
@@ -477,9 +539,12 @@ func (l *Ledger) Stats(ctx context.Context, tenant string) (Stats, error) {
 func (s *Stats) add(e *Entry, now Time) {
 	condition := e.ConditionAt(now)
 	if n := len(s.By); n == 0 || s.By[n-1].Tenant != e.Ref.Tenant || s.By[n-1].Operation != e.Ref.Operation {
-		s.By = append(s.By, TenantStats{Tenant: e.Ref.Tenant, Operation: e.Ref.Operation, Counts: map[Condition]int64{}})
+		s.By = append(s.By, TenantStats{Tenant: e.Ref.Tenant, Operation: e.Ref.Operation, Counts: map[Condition]int64{}, Doubts: map[Condition]int64{}})
 	}
 	s.By[len(s.By)-1].Counts[condition]++
+	if e.Doubt {
+		s.By[len(s.By)-1].Doubts[condition]++
+	}
 	if e.DueAt <= now && (s.OldestDue == 0 || e.DueAt < s.OldestDue) {
 		s.OldestDue = e.DueAt
 	}

@@ -110,6 +110,18 @@ func (c *policyCache) rules(ctx context.Context, tenant, operation string) (*Rul
 	return c.builtin, nil
 }
 
+// counting names the stored policy that holds for (tenant, operation); the zero name where none does.
+func (c *policyCache) counting(tenant, operation string) policyName {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	for _, name := range lookupOrder(tenant, operation) {
+		if c.known[name] != nil {
+			return name
+		}
+	}
+	return policyName{}
+}
+
 // lookupOrder is the order in which policies are looked for, the closest first.
 func lookupOrder(tenant, operation string) [4]policyName {
 	return [4]policyName{{tenant, operation}, {tenant, "*"}, {"*", operation}, {"*", "*"}}

@@ -24,6 +24,8 @@ type ReportResult struct {
 	// Resent: the same report was recorded before, and nothing changed.
 	Resent  bool
 	Attempt int32
+	// Now is the store's clock when the report was written, or found to be there.
+	Now Time
 	// CreatedAt, SettledAt, ExpiresAt (retention) and ForgetAt (tombstone) are by the store's clock. While the entry is pending, since the claim was
 	// given up, only CreatedAt is set.
 	CreatedAt Time
@@ -98,7 +100,7 @@ func reportResult(r ReportDecision, d decided) (ReportResult, error) {
 }
 
 func resultOf(attempt int32, s Stamps) ReportResult {
-	out := ReportResult{Attempt: attempt, CreatedAt: s.Incarnation}
+	out := ReportResult{Attempt: attempt, Now: s.Now, CreatedAt: s.Incarnation}
 	if s.SettledAt != 0 {
 		out.SettledAt, out.ExpiresAt, out.ForgetAt = s.SettledAt, s.SettledAt.Add(s.Retention), s.SettledAt.Add(s.Retention).Add(s.Tombstone)
 	}

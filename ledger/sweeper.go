@@ -17,6 +17,7 @@ const (
 	// sweepBatch is how many entries one page of a sweep reads, sweepWriters how many of them are written at once.
 	sweepBatch   = 500
 	sweepWriters = 32
+	giveTurnTimeout = 2 * time.Second
 	// sweepYield is the longest pause after a batch.
 	sweepYield = 250 * time.Millisecond
 	// sweepRescan is how often the remembered bounds are dropped and everything due is looked at from the start: a clock that was set back
@@ -306,8 +307,10 @@ func (s *sweeper) putTurn(ctx context.Context, turn sweepTurnBody, revision int6
 	return s.ledger.store.PutSetting(ctx, Setting{Kind: sweepKind, Name: "turn", Body: body}, revision)
 }
 
-// giveTurn lets another daemon sweep next, at once.
+// giveTurn lets another daemon sweep next, at once; also where the caller has gone away.
 func (s *sweeper) giveTurn(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveTurnTimeout)
+	defer cancel()
 	settings, err := s.ledger.store.Settings(ctx, sweepKind)
 	if err != nil || len(settings.List) == 0 {
 		return

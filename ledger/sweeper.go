@@ -17,6 +17,7 @@ const (
 	// sweepBatch is how many entries one page of a sweep reads, sweepWriters how many of them are written at once.
 	sweepBatch   = 500
 	sweepWriters = 32
+	// giveTurnTimeout bounds the last write of a sweep whose caller went away.
 	giveTurnTimeout = 2 * time.Second
 	// sweepYield is the longest pause after a batch.
 	sweepYield = 250 * time.Millisecond

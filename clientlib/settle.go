@@ -1,0 +1,211 @@
+package clientlib
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	idemv1 "github.com/idemd/idemd/gen/idem/v1"
+)
+
+// report is what the ledger is to be told at the end of an attempt: exactly one of the two.
+type report struct {
+	complete *idemv1.CompleteRequest
+	fail     *idemv1.FailRequest
+}
+
+func (r *run) completeReport(claim Claim, response Response) report {
+	return report{complete: fitComplete(
+		&idemv1.CompleteRequest{Ref: claim.Ref.proto(), ClaimToken: claim.token, Response: response.proto()},
+		r.client.config.MaxMessageBytes)}
+}
+
+func (r *run) failReport(claim Claim, class Class, err error) report {
+	return report{fail: fitFail(
+		&idemv1.FailRequest{
+			Ref: claim.Ref.proto(), ClaimToken: claim.token, Status: reported(err), Disposition: class.disposition(),
+		},
+		func(f *idemv1.FailRequest) int { return proto.Size(f) }, r.client.config.MaxMessageBytes)}
+}
+
+// smaller is the report with less in it, or nothing where there is nothing more to leave out.
+func (r report) smaller() (report, bool) {
+	if r.complete != nil {
+		response := withoutBody(r.complete.GetResponse())
+		if r.complete.GetResponse().GetBodyOmitted() {
+			if response = bareResponse(response); proto.Equal(response, r.complete.GetResponse()) {
+				return report{}, false
+			}
+		}
+		return report{complete: &idemv1.CompleteRequest{
+			Ref: r.complete.GetRef(), ClaimToken: r.complete.GetClaimToken(), Response: response,
+		}}, true
+	}
+	if r.fail.GetDetailsOmitted() {
+		return report{}, false
+	}
+	return report{fail: fitFail(r.fail, func(f *idemv1.FailRequest) int {
+		if f.GetDetailsOmitted() {
+			return 0
+		}
+		return 1
+	}, 0)}, true
+}
+
+// settlement is how far a report got.
+type settlement int
+
+const (
+	// recorded: the ledger has it.
+	recorded settlement = iota
+	// later: it is being recorded in the background.
+	later
+	// lost: another attempt, or an operator, has the entry. What was reported is kept there as evidence.
+	lost
+	// dropped: the ledger will not have it, or cannot be told.
+	dropped
+)
+
+// settle reports, on a context that the caller's cancellation does not cut: the effect happened, whoever still listens. Where
+// the ledger is away it goes on in the background.
+func (r *run) settle(ctx context.Context, h *held, report report) settlement {
+	c := r.client
+	detached := context.WithoutCancel(ctx)
+	p := pace{try: c.config.TryTimeout, ceiling: min(resendMax, h.lease()/3)}
+	sync, cancel := context.WithTimeout(detached, c.config.SettleTimeout)
+	defer cancel()
+	err := c.tell(sync, p, report)
+	if s, done := r.settled(detached, err); done {
+		return s
+	}
+	started := c.goBackground(func(life context.Context) {
+		c.telemetry.settling(detached, 1)
+		defer c.telemetry.settling(detached, -1)
+		limited, cancel := context.WithTimeout(life, c.config.SettleLimit)
+		defer cancel()
+		err := c.tell(limited, p, report)
+		if s, done := r.settled(detached, err); done && s != lost {
+			return
+		}
+		c.telemetry.notRecorded(detached, r.ref.Operation)
+		c.config.Logger.ErrorContext(detached, "idem: an outcome could not be recorded",
+			"operation", r.ref.Operation, "attempt", h.claim.Attempt, "error", err)
+	})
+	if !started {
+		c.telemetry.notRecorded(detached, r.ref.Operation)
+		c.config.Logger.ErrorContext(detached, "idem: an outcome could not be recorded: too many wait in the background, or the client is closed",
+			"operation", r.ref.Operation, "attempt", h.claim.Attempt, "error", err)
+		return dropped
+	}
+	return later
+}
+
+// settled says what the end of a report means. done: there is nothing more to try.
+func (r *run) settled(ctx context.Context, err error) (s settlement, done bool) {
+	switch {
+	case err == nil:
+		return recorded, true
+	case errors.Is(err, ErrClaimLost), errors.Is(err, ErrAlreadySettled):
+		return lost, true
+	case ambiguous(err), errors.Is(err, ErrQuota):
+		return later, false
+	default:
+		r.client.telemetry.notRecorded(ctx, r.ref.Operation)
+		r.client.config.Logger.ErrorContext(ctx, "idem: the ledger refused an outcome", "operation", r.ref.Operation, "error", err)
+		return dropped, true
+	}
+}
+
+// tell sends a report until it is answered. Where it is too large, or not to the server's liking, it is sent with less in it.
+func (c *Client) tell(ctx context.Context, p pace, r report) error {
+	for {
+		err := c.tellOnce(ctx, p, r)
+		var e *Error
+		if !errors.As(err, &e) {
+			return err
+		}
+		// gRPC's own limits answer RESOURCE_EXHAUSTED without a reason.
+		tooLarge := e.Code == codes.ResourceExhausted && !e.FromServer || e.Code == codes.InvalidArgument
+		fewer, ok := r.smaller()
+		if !tooLarge || !ok {
+			return err
+		}
+		r = fewer
+	}
+}
+
+func (c *Client) tellOnce(ctx context.Context, p pace, r report) error {
+	if r.complete != nil {
+		_, err := resend(ctx, c, "Complete", p, func(ctx context.Context) (*idemv1.CompleteResponse, error) {
+			return c.ledger.Complete(ctx, r.complete, c.callOptions()...)
+		})
+		return err
+	}
+	_, err := resend(ctx, c, "Fail", p, func(ctx context.Context) (*idemv1.FailResponse, error) {
+		return c.ledger.Fail(ctx, r.fail, c.callOptions()...)
+	})
+	return err
+}
+
+// letGoTimeout bounds the search for a claim that may have been granted to nobody: by then the lease is the better remedy.
+const letGoTimeout = 30 * time.Second
+
+// letGo hands back a claim that may have been granted without our hearing of it, so that the intent is not in doubt, or held,
+// over work that was never begun. It asks once more as the same attempt, which the ledger answers with the same grant.
+func (c *Client) letGo(request *idemv1.BeginRequest, err error) {
+	if !ambiguous(err) {
+		return
+	}
+	class := Retryable
+	if request.GetMode() == idemv1.BeginMode_BEGIN_MODE_RECOVER {
+		class = Unknown // such a claim speaks for all attempts, and we have not looked
+	}
+	c.afterwards(request, letGoTimeout, func(claim Claim) report {
+		r := &run{client: c}
+		return r.failReport(claim, class, local(codes.Canceled, "", "the caller went away before the work was begun"))
+	})
+}
+
+// afterwards looks in the background for the claim of a Begin that was not answered, and reports on it.
+func (c *Client) afterwards(request *idemv1.BeginRequest, limit time.Duration, say func(Claim) report) {
+	again := proto.CloneOf(request)
+	again.Wait = nil
+	c.goBackground(func(life context.Context) {
+		ctx, cancel := context.WithTimeout(life, limit)
+		defer cancel()
+		p := pace{try: c.config.TryTimeout, ceiling: resendMax}
+		sent, err := resend(ctx, c, "Begin", p, func(ctx context.Context) (*idemv1.BeginResponse, error) {
+			return c.ledger.Begin(ctx, again, c.callOptions()...)
+		})
+		granted := sent.response.GetGranted()
+		if err != nil || granted == nil {
+			return
+		}
+		ref := again.GetRef()
+		claim := Claim{
+			Ref:     Ref{Tenant: ref.GetTenant(), Operation: ref.GetOperation(), Key: ref.GetKey()},
+			Attempt: granted.GetAttempt(), token: granted.GetClaimToken(),
+		}
+		if err := c.tell(ctx, p, say(claim)); err != nil {
+			c.config.Logger.WarnContext(ctx, "idem: a claim that nobody waits for could not be handed back",
+				"operation", ref.GetOperation(), "error", err)
+		}
+	})
+}
+
+// failOpen runs the work although the ledger is out of reach, and tells the ledger afterwards, if it comes back in time, so
+// that later retries find the answer.
+func (r *run) failOpen(ctx context.Context, request *idemv1.BeginRequest) (Result, error) {
+	r.client.config.Logger.WarnContext(ctx, "idem: the ledger is out of reach, and the work is run without a guard", "operation", r.ref.Operation)
+	result, err := r.unguarded(ctx)
+	r.client.afterwards(request, r.client.config.SettleLimit, func(claim Claim) report {
+		if err != nil {
+			return r.failReport(claim, r.options.Classes.ClassOf(err), err)
+		}
+		return r.completeReport(claim, result.Response)
+	})
+	return result, err
+}

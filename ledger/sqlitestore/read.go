@@ -118,7 +118,7 @@ func pageStatement(q ledger.PageQuery, now ledger.Time) (string, []driver.Value)
 	condition := func(sql string, values ...driver.Value) {
 		where, args = append(where, sql), append(args, values...)
 	}
-	order := "tenant, operation, scope_id"
+	order := "tenant, operation, scope_head, scope_id"
 	if q.Order == ledger.ByDue {
 		order = "shard, due_at, scope_id"
 		until := q.DueUntil
@@ -148,17 +148,18 @@ func scopeConditions(q ledger.PageQuery, condition func(string, ...driver.Value)
 	switch {
 	case q.Tenant == "":
 		if after {
-			condition("(tenant, operation, scope_id) > (?, ?, ?)", q.After.Tenant, q.After.Operation, q.After.Scope[:])
+			condition("(tenant, operation, scope_head, scope_id) > (?, ?, ?, ?)",
+				q.After.Tenant, q.After.Operation, q.After.Scope[:8], q.After.Scope[:])
 		}
 	case q.Operation == "":
 		condition("tenant = ?", q.Tenant)
 		if after {
-			condition("(operation, scope_id) > (?, ?)", q.After.Operation, q.After.Scope[:])
+			condition("(operation, scope_head, scope_id) > (?, ?, ?)", q.After.Operation, q.After.Scope[:8], q.After.Scope[:])
 		}
 	default:
 		condition("tenant = ? AND operation = ?", q.Tenant, q.Operation)
 		if after {
-			condition("scope_id > ?", q.After.Scope[:])
+			condition("(scope_head, scope_id) > (?, ?)", q.After.Scope[:8], q.After.Scope[:])
 		}
 	}
 	if len(q.States) > 0 {

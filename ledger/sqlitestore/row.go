@@ -19,7 +19,7 @@ const (
 // entryColumns are the columns of an entry without its blobs, in the order of entryValues and scanEntry.
 const entryColumns = `scope_id, shard, tenant, operation, key, incarnation, revision, state, closed, due_at, hold_from, current, doubt, credit,
 	run_grants, fingerprints, on_abandoned, max_attempts, reclaim_within, retention, tombstone, bound, attempt, attempt_id, holder,
-	principal, recover_only, on_credit, lease, began_at, lease_until, ended_at, ended, report, abandoned_at, settled_at, settled_by,
+	principal, recover_only, on_credit, lease, began_after, leased_after, ended_after, ended, report, abandoned_after, settled_after, settled_by,
 	settlement`
 
 const entryColumnCount = 38
@@ -31,11 +31,11 @@ func entryValues(e *ledger.Entry, fingerprints []byte, answer, history blob) []d
 		e.Scope[:], int64(e.Scope.Shard()), e.Ref.Tenant, e.Ref.Operation, e.Ref.Key, int64(e.Incarnation), e.Revision, int64(e.State),
 		flag(e.Closed), int64(e.DueAt), unlessNever(e.HoldFrom), flag(e.Current), flag(e.Doubt), flag(e.Credit),
 		int64(e.RunGrants), fingerprints, int64(e.Terms.OnAbandoned), int64(e.Terms.MaxAttempts),
-		int64(e.Terms.ReclaimWithin), int64(e.Terms.Retention), int64(e.Terms.Tombstone), unlessZero(e.Terms.Bound[:]),
+		int64(e.Terms.ReclaimWithin), int64(e.Terms.Retention), tombstone(e.Terms), unlessZero(e.Terms.Bound[:]),
 		int64(e.Last.Number), unlessZero(e.Last.IDHash[:]), e.Last.Holder,
-		e.Last.Principal, flag(e.Last.RecoverOnly), flag(e.Last.OnCredit), int64(e.Last.Lease), instant(e.Last.BeganAt),
-		instant(e.Last.LeaseUntil), instant(e.Last.EndedAt), int64(e.Last.Ended), report(e), instant(e.AbandonedAt),
-		instant(e.SettledAt), int64(e.SettledBy), unlessZero(e.Settlement[:]),
+		e.Last.Principal, flag(e.Last.RecoverOnly), flag(e.Last.OnCredit), int64(e.Last.Lease), after(e, e.Last.BeganAt),
+		after(e, e.Last.LeaseUntil), after(e, e.Last.EndedAt), int64(e.Last.Ended), report(e), after(e, e.AbandonedAt),
+		after(e, e.SettledAt), int64(e.SettledBy), unlessZero(e.Settlement[:]),
 		answer.inline(inlineAnswer), history.inline(inlineHistory))
 }
 
@@ -53,17 +53,18 @@ func scanEntry(row []driver.Value) (*ledger.Entry, error) {
 	fingerprints := r.bytes()
 	e.Terms = ledger.Terms{
 		OnAbandoned: ledger.OnAbandoned(r.integer()), MaxAttempts: int32(r.integer()),
-		ReclaimWithin: time.Duration(r.integer()), Retention: time.Duration(r.integer()), Tombstone: time.Duration(r.integer()),
+		ReclaimWithin: time.Duration(r.integer()),
 	}
+	r.keeping(&e.Terms)
 	r.hash(e.Terms.Bound[:])
 	e.Last.Number = int32(r.integer())
 	r.hash(e.Last.IDHash[:])
 	e.Last.Holder, e.Last.Principal = r.text(), r.text()
 	e.Last.RecoverOnly, e.Last.OnCredit = r.flag(), r.flag()
-	e.Last.Lease, e.Last.BeganAt, e.Last.LeaseUntil = time.Duration(r.integer()), r.time(), r.time()
-	e.Last.EndedAt, e.Last.Ended = r.time(), ledger.Ended(r.integer())
+	e.Last.Lease, e.Last.BeganAt, e.Last.LeaseUntil = time.Duration(r.integer()), r.after(&e), r.after(&e)
+	e.Last.EndedAt, e.Last.Ended = r.after(&e), ledger.Ended(r.integer())
 	report := r.bytes()
-	e.AbandonedAt, e.SettledAt, e.SettledBy = r.time(), r.time(), int32(r.integer())
+	e.AbandonedAt, e.SettledAt, e.SettledBy = r.after(&e), r.after(&e), int32(r.integer())
 	r.hash(e.Settlement[:])
 	if report != nil && copy(e.Last.Report[:], report) == 0 {
 		e.Last.Report = e.Settlement
@@ -95,8 +96,8 @@ func scanBlobs(e *ledger.Entry, row []driver.Value) error {
 }
 
 // guardColumns are what the guards and the relative changes of a Settle or an Extend look at, in the order of scanGuarded.
-const guardColumns = `id, incarnation, revision, state, closed, current, attempt, hold_from, due_at, bound, doubt, began_at, lease_until, lease,
-	retention, tombstone, settled_at, answer IS NOT NULL AND length(answer) = 0, history IS NOT NULL AND length(history) = 0`
+const guardColumns = `id, incarnation, revision, state, closed, current, attempt, hold_from, due_at, bound, doubt, began_after, leased_after, lease,
+	retention, tombstone, settled_after, answer IS NOT NULL AND length(answer) = 0, history IS NOT NULL AND length(history) = 0`
 
 // guarded is a row as far as a write needs to know it.
 type guarded struct {
@@ -115,9 +116,9 @@ func scanGuarded(row []driver.Value) *guarded {
 	e.HoldFrom, e.DueAt = r.timeOrNever(), r.time()
 	r.hash(e.Terms.Bound[:])
 	e.Doubt = r.flag()
-	e.Last.BeganAt, e.Last.LeaseUntil, e.Last.Lease = r.time(), r.time(), time.Duration(r.integer())
-	e.Terms.Retention, e.Terms.Tombstone = time.Duration(r.integer()), time.Duration(r.integer())
-	e.SettledAt = r.time()
+	e.Last.BeganAt, e.Last.LeaseUntil, e.Last.Lease = r.after(e), r.after(e), time.Duration(r.integer())
+	r.keeping(&e.Terms)
+	e.SettledAt = r.after(e)
 	g.answerApart, g.historyApart = r.flag(), r.flag()
 	return g
 }
@@ -156,6 +157,23 @@ func (r *reader) bytes() []byte {
 	return b
 }
 
+// after is a time that is kept as so long after the entry's incarnation, which must have been read.
+func (r *reader) after(e *ledger.Entry) ledger.Time {
+	if v := r.next(); v != nil {
+		return e.Incarnation + ledger.Time(integer(v))
+	}
+	return 0
+}
+
+// keeping reads retention and tombstone, which most often are the same.
+func (r *reader) keeping(t *ledger.Terms) {
+	t.Retention = time.Duration(r.integer())
+	t.Tombstone = t.Retention
+	if v := r.next(); v != nil {
+		t.Tombstone = time.Duration(integer(v))
+	}
+}
+
 func (r *reader) timeOrNever() ledger.Time {
 	if v := r.next(); v != nil {
 		return ledger.Time(integer(v))
@@ -172,11 +190,19 @@ func flag(b bool) driver.Value {
 	return int64(0)
 }
 
-func instant(t ledger.Time) driver.Value {
+// after is the column of a time of e.
+func after(e *ledger.Entry, t ledger.Time) driver.Value {
 	if t == 0 {
 		return nil
 	}
-	return int64(t)
+	return int64(t - e.Incarnation)
+}
+
+func tombstone(t ledger.Terms) driver.Value {
+	if t.Tombstone == t.Retention {
+		return nil
+	}
+	return int64(t.Tombstone)
 }
 
 func unlessNever(t ledger.Time) driver.Value {

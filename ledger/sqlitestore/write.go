@@ -21,11 +21,11 @@ var (
 
 const (
 	// Each writes what its change of ledger.Entry sets, and nothing else: the rest of the row was not read.
-	settleEntry = `UPDATE entry SET revision = ?, state = ?, ended_at = ?, ended = ?, report = ?, due_at = ?, settled_at = ?, settled_by = ?,
+	settleEntry = `UPDATE entry SET revision = ?, state = ?, ended_after = ?, ended = ?, report = ?, due_at = ?, settled_after = ?, settled_by = ?,
 		settlement = ?, retention = ?, tombstone = ?, answer = ? WHERE id = ?`
-	giveUpEntry = `UPDATE entry SET revision = ?, state = ?, ended_at = ?, ended = ?, report = ?, due_at = ?, current = ?, doubt = ?,
-		abandoned_at = ? WHERE id = ?`
-	extendEntry = `UPDATE entry SET revision = ?, lease = ?, lease_until = ?, due_at = ? WHERE id = ?`
+	giveUpEntry = `UPDATE entry SET revision = ?, state = ?, ended_after = ?, ended = ?, report = ?, due_at = ?, current = ?, doubt = ?,
+		abandoned_after = ? WHERE id = ?`
+	extendEntry = `UPDATE entry SET revision = ?, lease = ?, leased_after = ?, due_at = ? WHERE id = ?`
 
 	putAnswer     = `INSERT INTO answer (entry, bytes) VALUES (?, ?) ON CONFLICT (entry) DO UPDATE SET bytes = excluded.bytes`
 	putHistory    = `INSERT INTO history (entry, bytes) VALUES (?, ?) ON CONFLICT (entry) DO UPDATE SET bytes = excluded.bytes`
@@ -113,22 +113,23 @@ func (w *writer) write(p *prepared, now ledger.Time) (ledger.Written, error) {
 	if err != nil || row == nil {
 		return ledger.Written{}, err
 	}
-	after, ok := p.Apply(&row.entry, now)
+	next, ok := p.Apply(&row.entry, now)
 	if !ok {
 		return ledger.Written{}, nil
 	}
 	switch {
 	case p.Put != nil:
-		err = w.replace(p, row, after)
+		err = w.replace(p, row, next)
 	case p.Settle != nil:
-		err = w.settle(p, row, after)
+		err = w.settle(p, row, next)
 	default:
-		_, err = w.conn.exec(extendEntry, after.Revision, int64(after.Last.Lease), instant(after.Last.LeaseUntil), int64(after.DueAt), row.id)
+		_, err = w.conn.exec(extendEntry, next.Revision, int64(next.Last.Lease), after(next, next.Last.LeaseUntil),
+			int64(next.DueAt), row.id)
 	}
 	if err != nil {
 		return ledger.Written{}, err
 	}
-	return ledger.Written{Applied: true, Stamps: ledger.StampsOf(after, now)}, nil
+	return ledger.Written{Applied: true, Stamps: ledger.StampsOf(next, now)}, nil
 }
 
 // guarded reads what a guard looks at; nil if there is no row.
@@ -142,8 +143,8 @@ func (w *writer) guarded(scope ledger.ScopeID) (*guarded, error) {
 }
 
 func (w *writer) insert(p *prepared, now ledger.Time) (ledger.Written, error) {
-	after, _ := p.Apply(nil, now)
-	result, err := w.conn.exec(insertEntry, entryValues(after, p.fingerprints, p.answer, p.history)...)
+	next, _ := p.Apply(nil, now)
+	result, err := w.conn.exec(insertEntry, entryValues(next, p.fingerprints, p.answer, p.history)...)
 	if err != nil {
 		return ledger.Written{}, err
 	}
@@ -154,11 +155,11 @@ func (w *writer) insert(p *prepared, now ledger.Time) (ledger.Written, error) {
 	if err := w.keepApart(id, p, guarded{}); err != nil {
 		return ledger.Written{}, err
 	}
-	return ledger.Written{Applied: true, Stamps: ledger.StampsOf(after, now)}, nil
+	return ledger.Written{Applied: true, Stamps: ledger.StampsOf(next, now)}, nil
 }
 
-func (w *writer) replace(p *prepared, row *guarded, after *ledger.Entry) error {
-	values := append(entryValues(after, p.fingerprints, p.answer, p.history), row.id)
+func (w *writer) replace(p *prepared, row *guarded, next *ledger.Entry) error {
+	values := append(entryValues(next, p.fingerprints, p.answer, p.history), row.id)
 	if _, err := w.conn.exec(updateEntry, values...); err != nil {
 		return err
 	}
@@ -167,14 +168,14 @@ func (w *writer) replace(p *prepared, row *guarded, after *ledger.Entry) error {
 
 func (w *writer) settle(p *prepared, row *guarded, e *ledger.Entry) error {
 	values := []driver.Value{
-		e.Revision, int64(e.State), instant(e.Last.EndedAt), int64(e.Last.Ended), report(e), int64(e.DueAt),
+		e.Revision, int64(e.State), after(e, e.Last.EndedAt), int64(e.Last.Ended), report(e), int64(e.DueAt),
 	}
 	if p.Settle.State == ledger.Pending {
-		_, err := w.conn.exec(giveUpEntry, append(values, flag(e.Current), flag(e.Doubt), instant(e.AbandonedAt), row.id)...)
+		_, err := w.conn.exec(giveUpEntry, append(values, flag(e.Current), flag(e.Doubt), after(e, e.AbandonedAt), row.id)...)
 		return err
 	}
-	_, err := w.conn.exec(settleEntry, append(values, instant(e.SettledAt), int64(e.SettledBy), unlessZero(e.Settlement[:]),
-		int64(e.Terms.Retention), int64(e.Terms.Tombstone), p.answer.inline(inlineAnswer), row.id)...)
+	_, err := w.conn.exec(settleEntry, append(values, after(e, e.SettledAt), int64(e.SettledBy), unlessZero(e.Settlement[:]),
+		int64(e.Terms.Retention), tombstone(e.Terms), p.answer.inline(inlineAnswer), row.id)...)
 	if err != nil {
 		return err
 	}

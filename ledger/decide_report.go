@@ -118,7 +118,10 @@ func keepEvidence(e *Entry, r ReportDecision, env Env) *Write {
 		}
 	}
 	c := e.Clone()
-	c.Evidence = &Evidence{Attempt: r.Claim.Attempt, At: env.Now, Report: r.Report, Response: r.Response.forEvidence(), Failure: r.Failure}
+	// Later than the grant it came after, also by a clock that is behind the one that stamped the grant or was set back: a recovery that
+	// began before it must not be taken for one that knew of it.
+	at := max(env.Now, e.Last.BeganAt+1)
+	c.Evidence = &Evidence{Attempt: r.Claim.Attempt, At: at, Report: r.Report, Response: r.Response.forEvidence(), Failure: r.Failure}
 	if r.Response != nil {
 		c.Doubt = true
 		if e.State == FailedRetryable {

@@ -14,7 +14,7 @@ func decideBegin(e *Entry, condition Condition, r BeginDecision, env Env) Verdic
 		return grantFresh(e, r, env)
 	}
 	attempt, current := e.attemptOf(r.IDHash)
-	if attempt != nil && !e.Closed {
+	if attempt != nil && condition != Lapsed && condition != Expired {
 		if refusal := sameCaller(attempt, r, env); refusal != nil {
 			return refused(refusal)
 		}
@@ -60,7 +60,7 @@ func (e *Entry) attemptOf(id IDHash) (attempt *Attempt, current bool) {
 }
 
 // sameCaller refuses an attempt id that somebody else used, or that was used for something else: it would hand one caller's claim to
-// another.
+// another. A tombstone hands out nothing, and may have been erased: it is not asked.
 func sameCaller(a *Attempt, r BeginDecision, env Env) *Refusal {
 	switch {
 	case a.Principal != env.Principal:

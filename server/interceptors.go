@@ -1,0 +1,99 @@
+package server
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc/filters"
+	"go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/propagation"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/idemd/idemd/ledger"
+)
+
+// layer is one interceptor, in both its forms.
+type layer struct {
+	name   string
+	unary  grpc.UnaryServerInterceptor
+	stream grpc.StreamServerInterceptor
+}
+
+// layers are the interceptors, outermost first. The order is part of the contract:
+//   - calls and log see every call, also the refused and the panicked ones, with the status that goes to the caller;
+//   - refusals stands outside everything that refuses, so one place makes statuses;
+//   - recovery stands inside it and outside whatever is not ours, [Config.Identify] included;
+//   - nobody learns from validation, admission or limits anything before they have said who they are.
+func (s *Server) layers() []layer {
+	return []layer{
+		{"calls", s.metrics.calls.UnaryServerInterceptor(), s.metrics.calls.StreamServerInterceptor()},
+		{"log", s.logUnary, s.logStream},
+		{"outcomes", s.metrics.countUnary, s.metrics.countStream},
+		{"refusals", refusalsUnary, refusalsStream},
+		{"recovery", s.recoverUnary, s.recoverStream},
+		{"identity", s.identifyUnary, s.identifyStream},
+		{"admission", s.admitUnary, s.admitStream},
+		{"limits", s.limitUnary, s.limitStream},
+	}
+}
+
+// Keepalive and connections.
+const (
+	// pingAtMost is how often a client may ping; grpc-go's own five minutes would cut off every client that looks twice a minute.
+	pingAtMost = 10 * time.Second
+	// pingAfter and pingTimeout find clients that vanished, so that their waiting Begins do not hold places.
+	pingAfter   = time.Minute
+	pingTimeout = 20 * time.Second
+	// connectionAge has clients come back through the load balancer from time to time; connectionGrace lets the longest wait end first.
+	connectionAge   = 30 * time.Minute
+	connectionGrace = ledger.MaxWait + 30*time.Second
+	// handshakeTimeout bounds a connection that does not get as far as HTTP/2.
+	handshakeTimeout = 20 * time.Second
+)
+
+func (s *Server) serverOptions() []grpc.ServerOption {
+	var unary []grpc.UnaryServerInterceptor
+	var stream []grpc.StreamServerInterceptor
+	for _, l := range s.layers() {
+		unary, stream = append(unary, l.unary), append(stream, l.stream)
+	}
+	streams := s.cfg.MaxConcurrentStreams
+	if streams == 0 {
+		streams = DefaultMaxConcurrentStreams
+	}
+	options := []grpc.ServerOption{
+		grpc.ChainUnaryInterceptor(unary...),
+		grpc.ChainStreamInterceptor(stream...),
+		grpc.MaxRecvMsgSize(MaxReceiveBytes),
+		grpc.MaxSendMsgSize(MaxSendBytes),
+		grpc.MaxHeaderListSize(maxHeaderBytes),
+		grpc.MaxConcurrentStreams(streams),
+		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAtMost, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			MaxConnectionAge: connectionAge, MaxConnectionAgeGrace: connectionGrace, Time: pingAfter, Timeout: pingTimeout,
+		}),
+		grpc.WaitForHandlers(true),
+	}
+	if s.cfg.TLS != nil {
+		options = append(options, grpc.Creds(credentials.NewTLS(s.cfg.TLS)))
+	}
+	if s.cfg.TracerProvider != nil {
+		// Given outright, so that nothing is taken from OpenTelemetry's globals. The calls' metrics are Prometheus's.
+		options = append(options, grpc.StatsHandler(otelgrpc.NewServerHandler(
+			otelgrpc.WithTracerProvider(s.cfg.TracerProvider), otelgrpc.WithMeterProvider(noop.NewMeterProvider()),
+			otelgrpc.WithPropagators(propagation.TraceContext{}), otelgrpc.WithFilter(filters.Not(filters.HealthCheck())))))
+	}
+	return append(options, s.cfg.ServerOptions...)
+}
+
+// streamWith is a stream with another context.
+type streamWith struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s *streamWith) Context() context.Context { return s.ctx }

@@ -1,0 +1,218 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path"
+	"time"
+
+	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	idemv1 "github.com/idemd/idemd/gen/idem/v1"
+	"github.com/idemd/idemd/ledger"
+)
+
+// RequestIDHeader carries the id by which a call is found in the log: the caller's if it sent one, else a fresh one. It goes back with the
+// answer.
+const RequestIDHeader = "x-request-id"
+
+// call is what is known of the call under way. The interceptors fill it in as they learn it; one goroutine at a time.
+type call struct {
+	requestID string
+	principal Principal
+	// request is set once it was read.
+	request any
+}
+
+type callKey struct{}
+
+// callOf is the call under way; an empty one outside of any.
+func callOf(ctx context.Context) *call {
+	if c, ok := ctx.Value(callKey{}).(*call); ok {
+		return c
+	}
+	return &call{}
+}
+
+func withCall(ctx context.Context) (context.Context, *call) {
+	c := &call{requestID: requestID(ctx)}
+	return context.WithValue(ctx, callKey{}, c), c
+}
+
+func requestID(ctx context.Context) string {
+	if sent := metadata.ValueFromIncomingContext(ctx, RequestIDHeader); len(sent) == 1 && isRequestID(sent[0]) {
+		return sent[0]
+	}
+	return uuid.NewString()
+}
+
+// isRequestID keeps what callers put into the log down to one short printable word.
+func isRequestID(id string) bool {
+	if id == "" || len(id) > 128 {
+		return false
+	}
+	for i := range len(id) {
+		if id[i] <= ' ' || id[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *Server) logUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	ctx, c := withCall(ctx)
+	// An error means that the header has gone already, which costs nothing but the echo.
+	_ = grpc.SetHeader(ctx, metadata.Pairs(RequestIDHeader, c.requestID))
+	began := time.Now()
+	resp, err := handler(ctx, req)
+	s.logCall(ctx, c, info.FullMethod, time.Since(began), err)
+	return resp, err
+}
+
+func (s *Server) logStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	ctx, c := withCall(stream.Context())
+	_ = stream.SetHeader(metadata.Pairs(RequestIDHeader, c.requestID))
+	began := time.Now()
+	err := handler(srv, &streamWith{ServerStream: stream, ctx: ctx})
+	s.logCall(ctx, c, info.FullMethod, time.Since(began), err)
+	return err
+}
+
+// changes are the operators' calls that change something: they are logged whatever came of them.
+var changes = map[string]bool{
+	idemv1.AdminService_PutPolicy_FullMethodName:     true,
+	idemv1.AdminService_DeletePolicy_FullMethodName:  true,
+	idemv1.AdminService_ApplyPolicy_FullMethodName:   true,
+	idemv1.AdminService_Sweep_FullMethodName:         true,
+	idemv1.AdminService_ResolveEntry_FullMethodName:  true,
+	idemv1.AdminService_DeleteEntries_FullMethodName: true,
+}
+
+// levelOf: a bug is an error, a store that is away a warning; what a caller did wrong is worth a line, what went well only to those who
+// debug.
+func levelOf(method string, code codes.Code) slog.Level {
+	switch code {
+	case codes.Internal, codes.Unknown, codes.DataLoss:
+		return slog.LevelError
+	case codes.Unavailable:
+		return slog.LevelWarn
+	case codes.OK:
+		if !changes[method] {
+			return slog.LevelDebug
+		}
+	}
+	return slog.LevelInfo
+}
+
+func (s *Server) logCall(ctx context.Context, c *call, method string, took time.Duration, err error) {
+	code := status.Code(err)
+	level := levelOf(method, code)
+	span := trace.SpanFromContext(ctx)
+	enabled := s.log.Enabled(ctx, level)
+	if !enabled && !span.IsRecording() {
+		return
+	}
+	ref, hash := s.refOfCall(c)
+	if span.IsRecording() {
+		span.SetAttributes(attribute.String("idem.request_id", c.requestID))
+		if hash != "" {
+			span.SetAttributes(attribute.String("idem.operation", ref.Operation), attribute.String("idem.ref_hash", hash))
+		}
+	}
+	if !enabled {
+		return
+	}
+	attrs := []slog.Attr{
+		slog.String("rpc", path.Base(method)), slog.String("code", code.String()), slog.Duration("took", took),
+		slog.String("request_id", c.requestID), slog.String("principal", c.principal.Name),
+	}
+	if hash != "" {
+		attrs = append(attrs, slog.String("tenant", ref.Tenant), slog.String("operation", ref.Operation), slog.String("ref", hash))
+	}
+	if p, ok := peer.FromContext(ctx); ok {
+		attrs = append(attrs, slog.String("peer", p.Addr.String()))
+	}
+	attrs = append(attrs, asked(c.request)...)
+	attrs = append(attrs, refusedWith(err)...)
+	s.log.LogAttrs(ctx, level, "call", attrs...)
+}
+
+// refOfCall returns whose entry the call is about and what stands for it in logs, "" where it is about none. A name that is not valid is
+// not shown at all.
+func (s *Server) refOfCall(c *call) (ledger.Ref, string) {
+	r, ok := c.request.(interface{ GetRef() *idemv1.EntryRef })
+	if !ok || r.GetRef() == nil {
+		return ledger.Ref{}, ""
+	}
+	ref := refOf(r.GetRef())
+	if ref.Validate() != nil {
+		return ledger.Ref{}, ""
+	}
+	return ref, s.ledger.LogKey(ref)
+}
+
+// asked says what an operator asked for, as far as it is no secret.
+func asked(req any) []slog.Attr {
+	switch r := req.(type) {
+	case *idemv1.ResolveEntryRequest:
+		return []slog.Attr{
+			slog.String("resolution", resolutionName(r)), slog.Int("attempt", int(r.GetAttempt())), slog.Bool("force", r.GetForce()),
+			slog.String("reason_given", r.GetReason()),
+		}
+	case *idemv1.PutPolicyRequest:
+		return named(r.GetPolicy().GetTenant(), r.GetPolicy().GetOperation())
+	case *idemv1.DeletePolicyRequest:
+		return named(r.GetTenant(), r.GetOperation())
+	case *idemv1.ApplyPolicyRequest:
+		return append(named(r.GetTenant(), r.GetOperation()), slog.Bool("dry_run", r.GetDryRun()))
+	case *idemv1.SweepRequest:
+		return []slog.Attr{slog.Bool("dry_run", r.GetDryRun()), slog.Int64("limit", r.GetLimit())}
+	case *idemv1.DeleteEntriesRequest:
+		return []slog.Attr{
+			slog.String("tenant", r.GetTenant()), slog.Time("create_time_before", r.GetCreateTimeBefore().AsTime()), slog.Bool("force", r.GetForce()),
+		}
+	default:
+		return nil
+	}
+}
+
+func named(tenant, operation string) []slog.Attr {
+	return []slog.Attr{slog.String("tenant", tenant), slog.String("operation", operation)}
+}
+
+func resolutionName(r *idemv1.ResolveEntryRequest) string {
+	switch r.GetResolution().(type) {
+	case *idemv1.ResolveEntryRequest_Complete:
+		return "complete"
+	case *idemv1.ResolveEntryRequest_Fail:
+		return "fail"
+	case *idemv1.ResolveEntryRequest_Release:
+		return "release"
+	default:
+		return ""
+	}
+}
+
+// refusedWith says why, and what was behind it: the log is the only place that a cause goes to.
+func refusedWith(err error) []slog.Attr {
+	var refusal *ledger.Refusal
+	if !errors.As(err, &refusal) {
+		return nil
+	}
+	attrs := []slog.Attr{slog.String("reason", string(refusal.Reason))}
+	if refusal.Field != "" {
+		attrs = append(attrs, slog.String("field", refusal.Field), slog.String("rule", refusal.Rule))
+	}
+	if refusal.Cause != nil {
+		attrs = append(attrs, slog.String("error", refusal.Cause.Error()))
+	}
+	return attrs
+}

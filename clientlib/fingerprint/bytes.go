@@ -26,7 +26,7 @@ func (h *BytesHasher) Write(data []byte) (int, error) {
 	}
 	if h.digest == nil {
 		h.digest = sha256.New()
-		h.digest.Write([]byte(domain(AlgorithmBytes)))
+		h.digest.Write(domainBytes)
 	}
 	return h.digest.Write(data)
 }

@@ -54,9 +54,15 @@ func (f Fingerprint) String() string {
 
 // domain is what is hashed before anything of the request, so that no fingerprint equals a plain digest
 // of the same bytes, and no fingerprint of one algorithm equals one of another.
-func domain(algorithm string) string {
-	return "idem.fingerprint:" + algorithm + "\x00"
+func domain(algorithm string) []byte {
+	return []byte("idem.fingerprint:" + algorithm + "\x00")
 }
+
+var (
+	domainProto = domain(AlgorithmProto)
+	domainJSON  = domain(AlgorithmJSON)
+	domainBytes = domain(AlgorithmBytes)
+)
 
 // Reason says in one word why an input was refused. The words are part of the specification: every
 // implementation refuses the same inputs for the same reasons. A Reason is an error, so that
@@ -79,7 +85,7 @@ const (
 	ReasonDuplicateName Reason = "duplicate-name"
 	// ReasonLoneSurrogate: a JSON string with half of a UTF-16 surrogate pair, which is no character.
 	ReasonLoneSurrogate Reason = "lone-surrogate"
-	// ReasonExponent: a JSON number whose exponent is beyond ±999999999.
+	// ReasonExponent: a JSON number beyond what a power of ten of ±999999999 can write.
 	ReasonExponent Reason = "exponent"
 
 	// ReasonUnknownFields: a strict hasher met a field, or a value of a closed enum, that its descriptor

@@ -65,7 +65,7 @@ func (h *JSONHasher) Sum(text []byte) (Fingerprint, error) {
 		return Fingerprint{}, err
 	}
 	digest := sha256.New()
-	digest.Write([]byte(domain(AlgorithmJSON)))
+	digest.Write(domainJSON)
 	digest.Write(canonical)
 	return Fingerprint{Algorithm: AlgorithmJSON, Hash: digest.Sum(nil)}, nil
 }

@@ -1,19 +1,16 @@
 package fingerprint
 
-import (
-	"strconv"
-	"strings"
-)
+import "strconv"
 
-// maxExponentDigits bounds a written exponent to ±999999999. Every number that anybody means is inside, and
-// the arithmetic on exponents below then fits any language's plain integers. The number itself is never
-// expanded, so a large exponent costs nothing.
-const maxExponentDigits = 9
+// maxExponent bounds the exponent of the canonical form. Every number that anybody means is inside, and
+// arithmetic on exponents fits any language's plain integers. The number itself is never expanded, so a large
+// exponent costs nothing.
+const maxExponent = 999_999_999
 
 // number reads a number and appends its canonical form: the digits without zeros at either end, then "e" and
 // the power of ten that they are to be multiplied with, unless that is 0. Zero is "0", whatever its sign.
 func (r *jsonReader) number() error {
-	start := len(r.out)
+	start, offset := len(r.out), r.pos
 	if r.peek() == '-' {
 		r.pos++
 		r.out = append(r.out, '-')
@@ -27,7 +24,7 @@ func (r *jsonReader) number() error {
 		return r.refuse(ReasonSyntax, r.pos-len(whole), "a number does not start with a needless 0")
 	}
 	r.out = append(r.out, whole...)
-	exponent := 0
+	exponent := int64(0)
 	if r.peek() == '.' {
 		r.pos++
 		fraction := r.digits()
@@ -35,7 +32,7 @@ func (r *jsonReader) number() error {
 			return r.refuse(ReasonSyntax, r.pos, "a number has digits here")
 		}
 		r.out = append(r.out, fraction...)
-		exponent -= len(fraction)
+		exponent -= int64(len(fraction))
 	}
 	if r.peek() == 'e' || r.peek() == 'E' {
 		written, err := r.exponent()
@@ -58,10 +55,13 @@ func (r *jsonReader) number() error {
 		r.out = append(r.out[:start], '0')
 		return nil
 	}
+	if exponent > maxExponent || exponent < -maxExponent {
+		return r.refuse(ReasonExponent, offset, "the number is too large or too small")
+	}
 	r.out = append(r.out[:first], r.out[leading:end]...)
 	if exponent != 0 {
 		r.out = append(r.out, 'e')
-		r.out = strconv.AppendInt(r.out, int64(exponent), 10)
+		r.out = strconv.AppendInt(r.out, exponent, 10)
 	}
 	return nil
 }
@@ -74,24 +74,23 @@ func (r *jsonReader) digits() []byte {
 	return r.in[start:r.pos]
 }
 
-func (r *jsonReader) exponent() (int, error) {
+// exponent reads "e" and what follows it. Beyond 15 digits it gives some number that is too large whatever the
+// digits of a text that fits into memory add to it.
+func (r *jsonReader) exponent() (int64, error) {
 	r.pos++ // e or E
 	negative := r.peek() == '-'
 	if negative || r.peek() == '+' {
 		r.pos++
 	}
-	start := r.pos
 	digits := r.digits()
 	if len(digits) == 0 {
 		return 0, r.refuse(ReasonSyntax, r.pos, "an exponent has digits here")
 	}
-	significant := strings.TrimLeft(string(digits), "0")
-	if len(significant) > maxExponentDigits {
-		return 0, r.refuse(ReasonExponent, start, "the exponent is beyond ±999999999")
-	}
-	exponent := 0
-	for _, digit := range []byte(significant) {
-		exponent = exponent*10 + int(digit-'0')
+	var exponent int64
+	for _, digit := range digits {
+		if exponent < 1e15 {
+			exponent = exponent*10 + int64(digit-'0')
+		}
 	}
 	if negative {
 		exponent = -exponent

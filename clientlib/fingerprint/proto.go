@@ -133,7 +133,7 @@ func (h *ProtoHasher) sum(w *walker, message proto.Message) (ProtoResult, error)
 		return ProtoResult{}, fmt.Errorf("fingerprint: this hasher is for %s, not for %s", want, got)
 	}
 	w.hasher = h
-	w.buffer = append(w.buffer, domain(AlgorithmProto)...)
+	w.buffer = append(w.buffer, domainProto...)
 	w.text(h.name)
 	if err := w.message(h.planOf(reflected, h.root), reflected); err != nil {
 		return ProtoResult{}, err

@@ -405,8 +405,7 @@ func (w *walker) any(p *plan, message protoreflect.Message) error {
 		return refuseProto(ReasonTooDeep, "more than 8 google.protobuf.Any inside one another")
 	}
 	inner := messageType.New()
-	options := proto.UnmarshalOptions{AllowPartial: true, Resolver: w.hasher.resolver}
-	if options.Unmarshal(raw, inner.Interface()) != nil {
+	if !parse(raw, inner.Interface(), w.hasher.resolver) {
 		return refuseProto(ReasonBadAny, "the bytes are not a message of the type that is named")
 	}
 	w.tag(tagAny)
@@ -415,6 +414,18 @@ func (w *walker) any(p *plan, message protoreflect.Message) error {
 	err = w.message(w.hasher.planOfAny(inner.Descriptor()), inner)
 	w.anys--
 	return err
+}
+
+// parse reads the bytes in an Any and reports whether they are a message.
+func parse(raw []byte, message proto.Message, resolver Resolver) (ok bool) {
+	// The bytes come from outside, and protobuf-go v1.36 panics on some map entries in dynamic messages (one
+	// whose second key is of another wire type). That must not end the program of whoever asks for a hash.
+	defer func() {
+		if recover() != nil {
+			ok = false
+		}
+	}()
+	return proto.UnmarshalOptions{AllowPartial: true, Resolver: resolver}.Unmarshal(raw, message) == nil
 }
 
 // resolve finds the type of that name, or nil when there is none.

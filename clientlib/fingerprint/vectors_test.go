@@ -173,7 +173,7 @@ func (r *recorder) Write(data []byte) (int, error) {
 func (h *ProtoHasher) canonical(message proto.Message) ([]byte, ProtoResult, error) {
 	record := &recorder{Hash: sha256.New()}
 	result, err := h.sum(&walker{digest: record}, message)
-	return bytes.TrimPrefix(record.written.Bytes(), []byte(domain(AlgorithmProto))), result, err
+	return bytes.TrimPrefix(record.written.Bytes(), domainProto), result, err
 }
 
 // computed gives v as this implementation has it, from its inputs alone.

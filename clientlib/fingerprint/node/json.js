@@ -161,15 +161,15 @@ function quote(string) {
 }
 
 function canonicalNumber(sign, whole, fraction = '', exponent = '0') {
-  if (exponent.replace(/^[-+]?0*/, '').length > 9) {
-    throw new Refused('exponent');
-  }
   const digits = whole + fraction;
   const stripped = digits.replace(/0+$/, '');
   const power = Number(exponent) - fraction.length + digits.length - stripped.length;
   const significant = stripped.replace(/^0+/, '');
   if (significant === '') {
     return '0';
+  }
+  if (Math.abs(power) > 999_999_999) {
+    throw new Refused('exponent');
   }
   return sign + significant + (power === 0 ? '' : `e${power}`);
 }

@@ -182,15 +182,16 @@ class Number:
     def __init__(self, written):
         sign, whole, fraction, exponent = re.fullmatch(r"(-?)(\d+)(?:\.(\d+))?(?:[eE]([-+]?\d+))?", written).groups()
         exponent = exponent or "0"
-        if len(exponent.lstrip("+-").lstrip("0")) > 9:
-            raise Refused("exponent")
         digits = whole + (fraction or "")
-        power = int(exponent) - len(fraction or "")
+        power = int(exponent.lstrip("+-0")[:20] or "0")  # 20 digits are beyond the bound, whatever follows them
+        power = (-power if exponent[0] == "-" else power) - len(fraction or "")
         stripped = digits.rstrip("0")
         power += len(digits) - len(stripped)
         stripped = stripped.lstrip("0")
         if not stripped:
             self.text = "0"
+        elif abs(power) > 999999999:
+            raise Refused("exponent")
         else:
             self.text = sign + stripped + (f"e{power}" if power else "")
 

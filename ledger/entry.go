@@ -243,7 +243,7 @@ const (
 	ConditionFailedFinal
 	ConditionFailedRetryable
 	Lapsed  // pending, and nobody came for its whole retention
-	Expired // settled and past its retention, or erased
+	Expired // settled and past its retention, or erased from whatever it was
 )
 
 // ConditionAt derives the condition of e at now. Every instant belongs to exactly one condition: a lease or a retention is over at its
@@ -252,10 +252,12 @@ func (e *Entry) ConditionAt(now Time) Condition {
 	switch {
 	case e == nil:
 		return Absent
-	case e.Closed && now < e.DueAt:
-		return Expired
-	case e.Closed:
+	case e.Closed && now >= e.DueAt:
 		return Absent
+	case e.Closed && e.State == Pending && e.Ref != Ref{}:
+		return Lapsed
+	case e.Closed:
+		return Expired
 	case e.State != Pending:
 		return e.settledConditionAt(now)
 	case e.Current && now < e.Last.LeaseUntil:

@@ -25,18 +25,21 @@ type View struct {
 func viewOf(e *Entry, now Time) View {
 	c := e.Clone()
 	v := View{Entry: c, Condition: e.ConditionAt(now), Now: now, Erased: e.Closed && e.Ref == Ref{}, CreatedAt: e.Incarnation}
-	if c.State == Pending && c.Current && !c.Closed {
+	if tombstone := v.Condition == Expired || v.Condition == Lapsed; tombstone {
+		// As a sweep will leave it.
+		c.Response, c.Failure, c.Evidence, c.Credit = nil, nil, nil, false
+	} else if c.State == Pending && c.Current {
 		v.LeaseUntil = c.Last.LeaseUntil
-	}
-	if v.Condition == Expired || v.Condition == Lapsed {
-		c.Response, c.Failure, c.Evidence = nil, nil, nil
 	}
 	if forget := e.ForgetAt(); forget != Never && (c.State != Pending || v.Condition == Lapsed || c.Closed) {
 		v.ForgetAt = forget
-		if !c.Closed {
+		switch {
+		case !c.Closed:
 			v.ExpiresAt = c.DueAt
-		} else if c.SettledAt != 0 {
+		case c.SettledAt != 0:
 			v.ExpiresAt = c.SettledAt.Add(c.Terms.Retention)
+		case v.Condition == Lapsed:
+			v.ExpiresAt = c.DueAt.Add(-c.Terms.Tombstone)
 		}
 	}
 	return v
@@ -537,16 +540,19 @@ func (l *Ledger) Stats(ctx context.Context, r StatsRequest) (Stats, error) {
 }
 
 func (s *Stats) add(e *Entry, now Time) {
+	if e.DueAt <= now && (s.OldestDue == 0 || e.DueAt < s.OldestDue) {
+		s.OldestDue = e.DueAt
+	}
 	condition := e.ConditionAt(now)
+	if condition == Absent {
+		return // what no call can see any more is not counted either
+	}
 	if n := len(s.By); n == 0 || s.By[n-1].Tenant != e.Ref.Tenant || s.By[n-1].Operation != e.Ref.Operation {
 		s.By = append(s.By, TenantStats{Tenant: e.Ref.Tenant, Operation: e.Ref.Operation, Counts: map[Condition]int64{}, Doubts: map[Condition]int64{}})
 	}
 	s.By[len(s.By)-1].Counts[condition]++
 	if e.Doubt {
 		s.By[len(s.By)-1].Doubts[condition]++
-	}
-	if e.DueAt <= now && (s.OldestDue == 0 || e.DueAt < s.OldestDue) {
-		s.OldestDue = e.DueAt
 	}
 	if since := e.abandonedSince(); condition == Held && (s.OldestHeld == 0 || since < s.OldestHeld) {
 		s.OldestHeld = since

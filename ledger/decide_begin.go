@@ -156,7 +156,7 @@ func grantNext(e *Entry, r BeginDecision, env Env) Verdict {
 			c.RunGrants++
 		}
 	}
-	if c.RunGrants >= c.Terms.MaxAttempts {
+	if c.capReached() {
 		c.HoldFrom = 0
 	}
 	c.DueAt = c.lapseIn(c.Last.Lease+env.Margin+c.Terms.Retention, env.Now)
@@ -180,6 +180,11 @@ func (e *Entry) lapseIn(d time.Duration, now Time) Time {
 		return Never
 	}
 	return In(d)
+}
+
+// capReached reports whether no attempt is left: none that the policy grants, or none at all.
+func (e *Entry) capReached() bool {
+	return e.RunGrants >= e.Terms.MaxAttempts || e.Last.Number >= MaxAttempts
 }
 
 func (e *Entry) clearSettlement() {

@@ -170,7 +170,7 @@ func decideApply(e *Entry, condition Condition, env Env) *Write {
 // holdFrom computes from an entry's terms when it is held if abandoned.
 func (e *Entry) holdFrom() Time {
 	switch {
-	case e.Terms.OnAbandoned == Hold || e.RunGrants >= e.Terms.MaxAttempts:
+	case e.Terms.OnAbandoned == Hold || e.capReached():
 		return 0
 	case e.Terms.ReclaimWithin > 0:
 		return e.Incarnation.Add(e.Terms.ReclaimWithin)

@@ -153,18 +153,25 @@ func decideApply(e *Entry, condition Condition, env Env) *Write {
 	c.Terms.Retention = max(c.Terms.Retention, rules.Retention)
 	c.Terms.Tombstone = max(c.Terms.Tombstone, rules.Tombstone)
 	c.HoldFrom = c.holdFrom()
-	switch {
-	case c.State != Pending:
+	if c.State == Pending {
+		c.DueAt = c.lapseUnder(e.DueAt, env.Now)
+	} else {
 		c.DueAt = e.DueAt.Add(c.Terms.Retention - e.Terms.Retention)
-	case c.Current:
-		c.DueAt = c.lapseAfter(c.Last.LeaseUntil.Add(c.Terms.Retention))
-	default:
-		c.DueAt = c.lapseAfter(c.AbandonedAt.Add(c.Terms.Retention))
 	}
 	if c.Terms == e.Terms && c.HoldFrom == e.HoldFrom && c.DueAt == e.DueAt {
 		return nil
 	}
 	return &Write{Scope: e.Scope, Guard: revisionGuard(e), Put: c}
+}
+
+// lapseUnder is the due time of a pending entry under terms that were just applied to it; was is what it was before. An entry that was
+// held until now has its whole retention before it, however long ago it was left: it must not lapse, let alone be forgotten, the moment
+// somebody may come for it.
+func (e *Entry) lapseUnder(was, now Time) Time {
+	if was == Never {
+		was = now.Add(e.Terms.Retention)
+	}
+	return e.lapseAfter(max(e.abandonedSince().Add(e.Terms.Retention), was))
 }
 
 // holdFrom computes from an entry's terms when it is held if abandoned.

@@ -92,21 +92,25 @@ type Server struct {
 	process  *process // nil for a server named by the environment
 	dir      string
 	settings []string
+	free     names
 }
 
 var databases atomic.Int64
 
-// URL returns the URL of a fresh, empty database, dropped when the test ends.
+// URL returns the URL of a fresh, empty database. It is given back when the test ends.
 func (s *Server) URL(t testing.TB) string {
 	t.Helper()
-	name := fmt.Sprintf("idemd_test_%d_%d", os.Getpid(), databases.Add(1))
-	// template0: nobody is ever connected to it, so databases can be made from it at the same time.
-	s.Exec(t, "CREATE DATABASE "+name+" TEMPLATE template0")
-	t.Cleanup(func() {
-		if s.process == nil || s.process.running() {
-			s.Exec(t, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)")
-		}
-	})
+	name := s.free.take()
+	if name == "" {
+		name = fmt.Sprintf("idemd_test_%d_%d", os.Getpid(), databases.Add(1))
+		// template0: nobody is ever connected to it, so databases can be made from it at the same time.
+		s.Exec(t, "CREATE DATABASE "+name+" TEMPLATE template0")
+	}
+	t.Cleanup(func() { s.giveBack(t, name) })
+	return s.databaseURL(t, name)
+}
+
+func (s *Server) databaseURL(t testing.TB, name string) string {
 	u, err := url.Parse(s.adminURL)
 	if err != nil {
 		t.Fatalf("pgtest: %s is not a URL", URLVariable)
@@ -115,12 +119,52 @@ func (s *Server) URL(t testing.TB) string {
 	return u.String()
 }
 
+// giveBack empties a database of our own server for the next test: dropping one would cost a checkpoint, most of a second.
+func (s *Server) giveBack(t testing.TB, name string) {
+	switch {
+	case s.process == nil:
+		s.Exec(t, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)")
+	case s.process.running():
+		s.Exec(t, "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '"+name+"'")
+		s.execOn(t, s.databaseURL(t, name), "DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+		s.free.put(name)
+	}
+}
+
+// names is a list of databases that no test uses.
+type names struct {
+	mu   sync.Mutex
+	list []string
+}
+
+func (n *names) take() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.list) == 0 {
+		return ""
+	}
+	last := n.list[len(n.list)-1]
+	n.list = n.list[:len(n.list)-1]
+	return last
+}
+
+func (n *names) put(name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.list = append(n.list, name)
+}
+
 // Exec runs one statement as the server's superuser, outside any test database.
 func (s *Server) Exec(t testing.TB, sql string) {
 	t.Helper()
+	s.execOn(t, s.adminURL, sql)
+}
+
+func (s *Server) execOn(t testing.TB, url, sql string) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	conn, err := pgx.Connect(ctx, s.adminURL)
+	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		t.Fatalf("pgtest: connecting: %v", err)
 	}

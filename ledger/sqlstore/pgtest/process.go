@@ -25,7 +25,7 @@ func (e *notInstalledError) Error() string { return e.program + " was not found"
 
 // baseSettings keep the server small and loud. fsync stays on: what is tested here is durability too.
 var baseSettings = []string{
-	"listen_addresses=", "max_connections=400", "shared_buffers=64MB", "log_min_messages=warning", "log_checkpoints=off",
+	"listen_addresses=", "max_connections=400", "shared_buffers=64MB", "log_min_messages=warning", "log_checkpoints=off", "checkpoint_timeout=1h", "max_wal_size=4GB",
 }
 
 func start(settings []string) (*Server, error) {

@@ -1,0 +1,67 @@
+package sqlstore_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/idemd/idemd/ledger"
+	"github.com/idemd/idemd/ledger/storetest"
+)
+
+// TestConformance runs the whole suite of what a store must do on every engine.
+func TestConformance(t *testing.T) {
+	for _, e := range engines {
+		t.Run(e.name, func(t *testing.T) {
+			t.Parallel()
+			e.url(t) // skips here, once, rather than in every case
+			margin := time.Duration(0)
+			if e.name == "CockroachDB" {
+				margin = 500 * time.Millisecond
+			}
+			storetest.Run(t, storetest.Factory{Margin: margin, Open: func(tb testing.TB) *storetest.Backend {
+				return backend(tb, newDatabase(tb, e.url(tb)), (*database).open)
+			}})
+		})
+	}
+}
+
+// backend is a database as the suite wants it, with stores from open.
+func backend[S ledger.Store](tb testing.TB, d *database, open func(*database, testing.TB) S) *storetest.Backend {
+	return &storetest.Backend{
+		Store: open(d, tb), Clock: d.clock,
+		Another: func(tb testing.TB) ledger.Store { return open(d, tb) },
+		Reopen:  func(tb testing.TB) ledger.Store { return open(d, tb) },
+		Residue: func(tb testing.TB) int { return d.count(tb, "idemd_entries") + d.count(tb, "idemd_bodies") },
+		Block:   d.block,
+	}
+}
+
+// block locks a row as a hand in psql would.
+func (d *database) block(tb testing.TB, scope ledger.ScopeID) (waiting func() bool, release func()) {
+	tb.Helper()
+	ctx := context.Background()
+	conn := connect(tb, d.url)
+	tx, err := conn.Begin(ctx)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if _, err := tx.Exec(ctx, "SELECT 1 FROM idemd_entries WHERE scope_id = $1 FOR UPDATE", scope[:]); err != nil {
+		tb.Fatal(err)
+	}
+	watch := connect(tb, d.url)
+	waiting = func() bool {
+		var n int
+		err := watch.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+AND wait_event_type = 'Lock' AND query LIKE '%idemd:%'`).Scan(&n)
+		if err != nil {
+			tb.Errorf("looking for who waits: %v", err)
+		}
+		return n > 0
+	}
+	return waiting, func() {
+		if err := tx.Rollback(ctx); err != nil {
+			tb.Errorf("releasing the row: %v", err)
+		}
+	}
+}

@@ -1,0 +1,199 @@
+package sqlstore_test
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/cockroach-go/v2/testserver"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/idemd/idemd/ledger"
+	"github.com/idemd/idemd/ledger/sqlstore"
+	"github.com/idemd/idemd/ledger/sqlstore/pgtest"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	cockroach.stop()
+	pgtest.Stop()
+	os.Exit(code)
+}
+
+// engines are the databases that a test runs on. A test that needs one which is not there is skipped and says so.
+var engines = []struct {
+	name string
+	url  func(testing.TB) string // a fresh database
+}{
+	{"PostgreSQL", func(t testing.TB) string { return pgtest.URL(t) }},
+	{"CockroachDB", func(t testing.TB) string { return cockroach.url(t) }},
+}
+
+func onEveryEngine(t *testing.T, test func(*testing.T, *database)) {
+	for _, e := range engines {
+		t.Run(e.name, func(t *testing.T) {
+			t.Parallel()
+			test(t, newDatabase(t, e.url(t)))
+		})
+	}
+}
+
+// cockroach is the CockroachDB that all tests share. It is only ever started from a binary that is there already.
+var cockroach cockroachServer
+
+type cockroachServer struct {
+	once      sync.Once
+	server    testserver.TestServer
+	err       error
+	databases atomic.Int64
+}
+
+func (c *cockroachServer) url(t testing.TB) string {
+	t.Helper()
+	binary := os.Getenv("COCKROACH_BINARY")
+	if binary == "" {
+		binary, _ = exec.LookPath("cockroach")
+	}
+	if binary == "" {
+		t.Skip("SKIPPED, NOT TESTED ON COCKROACHDB: set COCKROACH_BINARY to a cockroach 21.1 or later, or put one in PATH, and run this again")
+	}
+	c.once.Do(func() {
+		// With the path given, testserver does not go and fetch one.
+		c.server, c.err = testserver.NewTestServer(testserver.CockroachBinaryPathOpt(binary), testserver.SetStoreMemSizeOpt(0.1))
+	})
+	if c.err != nil {
+		t.Fatalf("starting CockroachDB: %v", c.err)
+	}
+	name := fmt.Sprintf("test_%d", c.databases.Add(1))
+	u := *c.server.PGURL()
+	execute(t, u.String(), "CREATE DATABASE "+name)
+	u.Path = "/" + name
+	return u.String()
+}
+
+func (c *cockroachServer) stop() {
+	if c.server != nil {
+		c.server.Stop()
+	}
+}
+
+func execute(t testing.TB, url, text string) {
+	t.Helper()
+	conn := connect(t, url)
+	if _, err := conn.Exec(context.Background(), text); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+}
+
+func connect(t testing.TB, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(context.Background(), url)
+	if err != nil {
+		t.Fatalf("connecting: %v", err)
+	}
+	t.Cleanup(func() { conn.Close(context.Background()) })
+	return conn
+}
+
+// database is a migrated database with a clock that the test moves. The clock's row is read by every statement of a store opened with
+// open; real opens one on the database's own clock.
+type database struct {
+	url string
+	*clock
+}
+
+const clockSQL = "(SELECT now_us FROM idem_test_clock)"
+
+// clockStart is years away from the clock of this process: whatever time a statement might take from here would show.
+const clockStart ledger.Time = 4_102_444_800_000_000 // the year 2100
+
+func newDatabase(t testing.TB, url string) *database {
+	t.Helper()
+	ctx := context.Background()
+	if err := sqlstore.Migrate(ctx, sqlstore.Config{URL: url}, nil); err != nil {
+		t.Fatalf("Migrate: %v", err)
+	}
+	conn := connect(t, url)
+	for _, text := range []string{
+		"CREATE TABLE idem_test_clock (now_us INT8 NOT NULL)",
+		fmt.Sprintf("INSERT INTO idem_test_clock VALUES (%d)", clockStart),
+	} {
+		if _, err := conn.Exec(ctx, text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return &database{url: url, clock: &clock{tb: t, conn: conn, now: clockStart}}
+}
+
+// clock is the movable clock of a database.
+type clock struct {
+	tb   testing.TB
+	mu   sync.Mutex
+	conn *pgx.Conn
+	now  ledger.Time
+}
+
+func (c *clock) Now() ledger.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
+func (c *clock) Advance(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = c.now.Add(d)
+	if _, err := c.conn.Exec(context.Background(), fmt.Sprintf("UPDATE idem_test_clock SET now_us = %d", c.now)); err != nil {
+		c.tb.Errorf("moving the clock: %v", err)
+	}
+}
+
+// open opens a store on the movable clock.
+func (d *database) open(t testing.TB) *sqlstore.Store {
+	t.Helper()
+	return openStore(t, sqlstore.Config{URL: d.url, ClockSQL: clockSQL, MaxConns: 4})
+}
+
+// real opens a store on the database's own clock.
+func (d *database) real(t testing.TB) *sqlstore.Store {
+	t.Helper()
+	return openStore(t, sqlstore.Config{URL: d.url, MaxConns: 4})
+}
+
+func openStore(t testing.TB, cfg sqlstore.Config) *sqlstore.Store {
+	t.Helper()
+	s, err := sqlstore.Open(context.Background(), cfg)
+	if err != nil {
+		t.Fatalf("Open: %v", err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// count counts the rows of a table.
+func (d *database) count(t testing.TB, table string) (n int) {
+	t.Helper()
+	if err := connect(t, d.url).QueryRow(context.Background(), "SELECT count(*) FROM "+table).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// withParameter is url with one more query parameter.
+func withParameter(t testing.TB, raw, name, value string) string {
+	t.Helper()
+	u, err := url.Parse(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := u.Query()
+	q.Set(name, value)
+	u.RawQuery = q.Encode()
+	return u.String()
+}

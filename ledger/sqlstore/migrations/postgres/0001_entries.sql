@@ -1,0 +1,57 @@
+-- Entries. What a statement looks at is a column of its own; the rest stands in three blobs. Times are microseconds since the Unix
+-- epoch by the database's clock, durations nanoseconds. The text columns compare and sort byte by byte, in every locale.
+-- An entry is written once and updated once soon after: room is left for the second version on the first one's page.
+CREATE TABLE IF NOT EXISTS idemd_entries (
+    scope_id          BYTEA  NOT NULL PRIMARY KEY,
+    shard             INT2   NOT NULL,
+    incarnation       INT8   NOT NULL,
+    revision          INT8   NOT NULL,
+    written_at        INT8   NOT NULL,
+    tenant            TEXT   COLLATE "C" NOT NULL,
+    operation         TEXT   COLLATE "C" NOT NULL,
+    key               TEXT   COLLATE "C" NOT NULL,
+    state             INT2   NOT NULL, -- 1 pending, 2 completed, 3 failed, final, 4 failed, retryable
+    closed            BOOL   NOT NULL,
+    hold_from         INT8   NOT NULL,
+    due_at            INT8   NOT NULL,
+    run_grants        INT4   NOT NULL,
+    credit            BOOL   NOT NULL,
+    doubt             BOOL   NOT NULL,
+    is_current        BOOL   NOT NULL,
+    attempt           INT4   NOT NULL,
+    id_hash           BYTEA  NOT NULL,
+    holder            TEXT   COLLATE "C" NOT NULL,
+    principal         TEXT   COLLATE "C" NOT NULL,
+    recover_only      BOOL   NOT NULL,
+    on_credit         BOOL   NOT NULL,
+    lease_ns          INT8   NOT NULL,
+    began_at          INT8   NOT NULL,
+    lease_until       INT8   NOT NULL,
+    ended_at          INT8   NOT NULL,
+    ended             INT2   NOT NULL,
+    report            BYTEA,
+    on_abandoned      INT2   NOT NULL,
+    max_attempts      INT4   NOT NULL,
+    reclaim_within_ns INT8   NOT NULL,
+    retention_ns      INT8   NOT NULL,
+    tombstone_ns      INT8   NOT NULL,
+    bound             BYTEA,
+    abandoned_at      INT8   NOT NULL,
+    settled_at        INT8   NOT NULL,
+    settled_by        INT4   NOT NULL,
+    settlement        BYTEA,
+    fingerprints      BYTEA  NOT NULL,
+    answer            BYTEA,
+    history           BYTEA,
+    apart             BOOL   NOT NULL, -- a part of it stands in idemd_bodies
+    CONSTRAINT hashes_have_their_length CHECK (octet_length(scope_id) = 32 AND octet_length(id_hash) = 16
+        AND octet_length(report) = 32 AND octet_length(settlement) = 32 AND octet_length(bound) = 16),
+    CONSTRAINT shard_is_known CHECK (shard BETWEEN 0 AND 15),
+    CONSTRAINT state_is_known CHECK (state BETWEEN 1 AND 4 AND ended BETWEEN 0 AND 7),
+    CONSTRAINT counts_from_one CHECK (revision >= 1 AND attempt >= 1 AND incarnation >= 1),
+    CONSTRAINT every_time_is_stamped CHECK (hold_from >= 0 AND due_at >= 0 AND began_at >= 0 AND lease_until >= 0 AND ended_at >= 0
+        AND abandoned_at >= 0 AND settled_at >= 0),
+    CONSTRAINT pending_has_no_answer CHECK (state <> 1 OR (answer IS NULL AND settled_at = 0 AND settlement IS NULL)),
+    CONSTRAINT closed_has_no_answer CHECK (NOT closed OR answer IS NULL)
+) WITH (fillfactor = 75, autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.02,
+    autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 1)

@@ -95,7 +95,7 @@ type Env struct {
 	// Principal is who asks, Bound its hash.
 	Principal string
 	Bound     PrincipalHash
-	// Operator: the request came through an operator's RPC, which binding does not stop.
+	// Operator: the request came from an operator, whom binding does not stop from looking, resolving and erasing.
 	Operator bool
 }
 
@@ -136,7 +136,7 @@ type Verdict struct {
 // The order of judgement is: permission, what this attempt id was used for before, fingerprint, then the table.
 func Decide(entry *Entry, req Request, env Env) Verdict {
 	condition := entry.ConditionAt(env.Now)
-	if condition != Absent && !env.Operator && entry.Terms.Bound != (PrincipalHash{}) && entry.Terms.Bound != env.Bound {
+	if condition != Absent && entry.Terms.Bound != (PrincipalHash{}) && entry.Terms.Bound != env.Bound && !(env.Operator && forOperators(req)) {
 		return refused(refuse(ReasonPermissionDenied, "the entry is bound to the principal that first began it"))
 	}
 	switch r := req.(type) {
@@ -157,6 +157,16 @@ func Decide(entry *Entry, req Request, env Env) Verdict {
 			return refused(notFound())
 		}
 		return Verdict{Outcome: Found}
+	}
+}
+
+// forOperators reports whether a request is one that operators make about entries of others. A claim is never theirs.
+func forOperators(req Request) bool {
+	switch req.(type) {
+	case ResolveDecision, EraseDecision, LookupDecision, applyDecision:
+		return true
+	default:
+		return false
 	}
 }
 

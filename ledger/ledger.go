@@ -55,7 +55,7 @@ func (c *Config) Validate() error {
 type Caller struct {
 	// Principal is the stable name that the caller's credentials give it; "" is anonymous.
 	Principal string
-	// Operator: the call came through an operator's RPC.
+	// Operator: the caller may look up what is bound to others. It counts for Lookup only: Begin and reports are never made in another's name.
 	Operator bool
 }
 

@@ -112,7 +112,7 @@ func (e *ledgerEngine) run(t *testing.T, c command) outcome {
 func (e *ledgerEngine) request(t *testing.T, c command) outcome {
 	t.Helper()
 	ref, ctx := refOf(c), t.Context()
-	caller := ledger.Caller{Principal: c.arg("as", "")}
+	caller := ledger.Caller{Principal: c.arg("as", ""), Operator: c.has("operator")}
 	before := e.row(t, ref)
 	var show func() outcome
 	var err error
@@ -141,7 +141,6 @@ func (e *ledgerEngine) request(t *testing.T, c command) outcome {
 		show = func() outcome { return said("OK", unchanged(before, e.row(t, ref))) }
 	case "lookup":
 		var v ledger.View
-		caller.Operator = c.has("operator")
 		v, err = e.ledger.Lookup(ctx, caller, ref)
 		show = func() outcome { return lookupOutcome(v) }
 	default:

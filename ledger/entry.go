@@ -262,8 +262,8 @@ func (e *Entry) ConditionAt(now Time) Condition {
 		return e.settledConditionAt(now)
 	case e.Current && now < e.Last.LeaseUntil:
 		return Live
-	case e.HoldFrom <= now:
-		return Held
+	case e.HoldFrom <= e.DueAt && e.HoldFrom <= now:
+		return Held // and so it does not lapse
 	case e.HoldFrom <= e.DueAt || now < e.DueAt:
 		return Abandoned
 	case now < e.DueAt.Add(e.Terms.Tombstone):

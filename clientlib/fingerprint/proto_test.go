@@ -212,6 +212,48 @@ func TestProtoExcludeField(t *testing.T) {
 	}
 }
 
+// TestProtoMark: the option counts as a known extension, as an unknown field, and under its own name only.
+func TestProtoMark(t *testing.T) {
+	raw := func(data ...byte) *descriptorpb.FieldOptions {
+		options := &descriptorpb.FieldOptions{}
+		options.ProtoReflect().SetUnknown(data)
+		return options
+	}
+	const tag1, tag2, tag3 = 0x98, 0xa1, 0x19 // 51731, varint
+	stranger := &descriptorpb.FieldOptions{}
+	file := &descriptorpb.FileDescriptorProto{
+		Name: proto.String("stranger.proto"), Package: proto.String("stranger"), Syntax: proto.String("proto3"), Dependency: []string{"google/protobuf/descriptor.proto"},
+		Extension: []*descriptorpb.FieldDescriptorProto{{
+			Name: proto.String("hash_exclude"), Number: proto.Int32(hashExcludeNumber), Extendee: proto.String(".google.protobuf.FieldOptions"),
+			Type: descriptorpb.FieldDescriptorProto_TYPE_BOOL.Enum(), Label: descriptorpb.FieldDescriptorProto_LABEL_OPTIONAL.Enum(),
+		}},
+	}
+	built, err := protodesc.NewFile(file, protoregistry.GlobalFiles)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proto.SetExtension(stranger, dynamicpb.NewExtensionType(built.Extensions().Get(0)), true)
+	for _, test := range []struct {
+		name    string
+		options *descriptorpb.FieldOptions
+		want    bool
+	}{
+		{"no options", nil, false},
+		{"none of ours", raw(0x08, 1), false},
+		{"true", raw(tag1, tag2, tag3, 1), true},
+		{"false", raw(tag1, tag2, tag3, 0), false},
+		{"the last counts", raw(tag1, tag2, tag3, 1, 0x08, 1, tag1, tag2, tag3, 0), false},
+		{"after another", raw(0x08, 1, tag1, tag2, tag3, 1), true},
+		{"cut", raw(tag1, tag2, tag3), false},
+		{"another wire type", raw(tag1|5, tag2, tag3, 1, 0, 0, 0), false},
+		{"another option of that number", stranger, false},
+	} {
+		if got := markedExcluded(test.options); got != test.want {
+			t.Errorf("%s: %v, want %v", test.name, got, test.want)
+		}
+	}
+}
+
 // TestProtoPlaces: a refusal says where it happened, in the schema's words and without the request's.
 func TestProtoPlaces(t *testing.T) {
 	_, schemas := loadVectors(t)
@@ -280,9 +322,13 @@ func TestProtoGeneratedAndDynamicAgree(t *testing.T) {
 func TestProtoAnotherDescriptorOfTheType(t *testing.T) {
 	_, schemas := loadVectors(t)
 	_, again := loadVectors(t)
-	const text = `trace_id: "t" amount: 1 meta { region: "r" }`
-	hasher := mustHasher(t, schemas["main"].descriptor(t, vectorsPackage+"Request"), ProtoConfig{Exclude: []string{"trace_id"}})
-	own := mustSum(t, hasher, schemas["main"].text(t, vectorsPackage+"Request", text))
+	// The same type stands at a place with excluded paths and at one without.
+	const text = `trace_id: "t" amount: 1 meta { region: "r" }
+		detail { [type.googleapis.com/idem.fingerprint.vectors.Request] { trace_id: "u" } }`
+	descriptor := schemas["main"].descriptor(t, vectorsPackage+"Request")
+	own := mustSum(t, mustHasher(t, descriptor, ProtoConfig{Exclude: []string{"trace_id"}, Resolver: schemas["main"].types}),
+		schemas["main"].text(t, vectorsPackage+"Request", text))
+	hasher := mustHasher(t, descriptor, ProtoConfig{Exclude: []string{"trace_id"}, Resolver: again["main"].types})
 	other := mustSum(t, hasher, again["main"].text(t, vectorsPackage+"Request", text))
 	if !own.Equal(other.Fingerprint) {
 		t.Errorf("%v and %v", own, other)

@@ -130,6 +130,7 @@ func protoCases(t *testing.T, schemas map[string]schema) []protoVector {
 	wire("any: not a message of its type", "Request", any("type.googleapis.com/"+vectorsPackage+"Leaf", []byte{0x12, 0x05, 'x'}))
 	wire("any: in an any", "Request", any("type.googleapis.com/"+vectorsPackage+"Request", any("type.googleapis.com/"+vectorsPackage+"Leaf", []byte{0x08, 0x01})))
 	wire("any: an any itself", "Request", any("type.googleapis.com/google.protobuf.Any", []byte{0x0a, 0x00}))
+	text("any: ten side by side", "Request", strings.Repeat(`details { [type.googleapis.com/idem.fingerprint.vectors.Leaf] { number: 1 } } `, 10))
 	nested := []byte(nil)
 	for range maxAnys {
 		nested = any("type.googleapis.com/"+vectorsPackage+"Request", nested)
@@ -278,6 +279,7 @@ func jsonCases() []jsonVector {
 		{Name: "exponent too large, after the digits", Text: `10e999999999`},
 		{Name: "exponent too small, after the digits", Text: `0.1e-999999999`},
 		{Name: "exponent far too large", Text: `1e99999999999999999999999999999999`},
+		{Name: "exponent that is 1 modulo 2^64", Text: `1e18446744073709551617`},
 		{Name: "exponent far too large, of zero", Text: `[0e99999999999999999999999999999999, 0.0E-99999999999999999999999999999999]`},
 
 		{Name: "excluded: a member", Text: `{"amount":1,"trace":"t","meta":{"time":2,"region":"r"}}`, Exclude: []string{"/trace"}},

@@ -81,7 +81,9 @@ func addTimes(f *facts, clock clockFace, e *idemv1.Entry) {
 		f.add("lapses", "%s", clock.tell(times.GetLapseTime()))
 	}
 	f.add("settled", "%s", clock.tell(times.GetSettleTime()))
-	f.add("replayed until", "%s", clock.tell(times.GetExpireTime()))
+	if !e.GetErased() {
+		f.add("replayed until", "%s", clock.tell(times.GetExpireTime()))
+	}
 	f.add("known until", "%s", clock.tell(times.GetTombstoneExpireTime()))
 }
 

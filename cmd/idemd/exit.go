@@ -71,7 +71,7 @@ func describe(err error) string {
 	var metadata map[string]string
 	reason := refusalReason(s)
 	if reason == "" {
-		reason = s.Code().String()
+		reason = screamingCase(s.Code().String())
 	}
 	fmt.Fprintf(&b, "%s: %s", reason, s.Message())
 	for _, detail := range s.Details() {
@@ -80,7 +80,9 @@ func describe(err error) string {
 			metadata = d.GetMetadata()
 		case *errdetails.BadRequest:
 			for _, v := range d.GetFieldViolations() {
-				fmt.Fprintf(&b, "\n  %s: %s", v.GetField(), v.GetDescription())
+				if !strings.Contains(s.Message(), v.GetField()+" "+v.GetDescription()) {
+					fmt.Fprintf(&b, "\n  %s: %s", v.GetField(), v.GetDescription())
+				}
 			}
 		case *errdetails.RetryInfo:
 			fmt.Fprintf(&b, "\n  try again in %s", formatDuration(d.GetRetryDelay().AsDuration()))

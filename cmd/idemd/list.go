@@ -127,7 +127,7 @@ func (w *world) list(ctx context.Context, c *client, f listFlags) error {
 		}
 	}
 	if errors.Is(err, errEnough) {
-		fmt.Fprintf(w.stderr, "idemd: there are more than these %d: see them with --limit or --all\n", printed)
+		fmt.Fprintf(w.stderr, "idemd: more entries follow these %d: see them with --limit or --all\n", printed)
 		return nil
 	}
 	return err

@@ -117,7 +117,7 @@ func exactArgs(names ...string) cobra.PositionalArgs {
 		if len(names) > 0 {
 			want = strings.Join(names, " and ")
 		}
-		return usage("%s wants %s, and got %d of %d\nidemd: see %s --help", cmd.CommandPath(), want, len(args), len(names), cmd.CommandPath())
+		return usage("%s wants %s, and got %d\nidemd: see %s --help", commandName(cmd), want, len(args), cmd.CommandPath())
 	}
 }
 
@@ -125,7 +125,10 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	message := fmt.Sprintf("%s: there is no command %q", cmd.CommandPath(), args[0])
+	message := fmt.Sprintf("there is no command %q", args[0])
+	if name := commandName(cmd); name != "" {
+		message = name + ": " + message
+	}
 	var names []string
 	for _, sub := range cmd.Commands() {
 		names = append(names, sub.Name())
@@ -133,12 +136,17 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return usage("%s%s\nidemd: see %s --help", message, didYouMean(args[0], names), cmd.CommandPath())
 }
 
+// commandName is what stands after "idemd" in a command line.
+func commandName(cmd *cobra.Command) string {
+	return strings.TrimPrefix(strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()), " ")
+}
+
 // group makes a command that only holds others.
 func group(use, short, long, id string, subs ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: use, Short: short, Long: long, GroupID: id, Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return errors.Join(cmd.Help(), usage("%s wants a command", cmd.CommandPath()))
+			return errors.Join(cmd.Help(), usage("%s wants a command", commandName(cmd)))
 		},
 	}
 	cmd.AddCommand(subs...)

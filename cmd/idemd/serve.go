@@ -187,6 +187,11 @@ func (d *daemon) announce() {
 	if d.http != nil {
 		http = d.http.Addr().String()
 	}
+	if err := writeReadyFile(d.settings.readyFile, ready{
+		GRPC: d.grpc.Addr().String(), HTTP: http, Store: d.choice.String(), Version: buildVersion().short(), PID: os.Getpid(),
+	}); err != nil {
+		d.log.Error("the ready file was not written", "error", err)
+	}
 	attributes := []any{"grpc", d.grpc.Addr().String(), "http", http, "store", d.choice.String(), "version", buildVersion().short(), "pid", os.Getpid()}
 	if d.choice.chosen != "" {
 		attributes = append(attributes, "store_chosen_by", d.choice.chosen)
@@ -194,11 +199,6 @@ func (d *daemon) announce() {
 	d.log.Info("idemd serves", attributes...)
 	if d.settings.insecureListen {
 		d.log.Warn("--insecure-listen: whoever can reach the address can read, claim and settle every entry")
-	}
-	if err := writeReadyFile(d.settings.readyFile, ready{
-		GRPC: d.grpc.Addr().String(), HTTP: http, Store: d.choice.String(), Version: buildVersion().short(), PID: os.Getpid(),
-	}); err != nil {
-		d.log.Error("the ready file was not written", "error", err)
 	}
 }
 

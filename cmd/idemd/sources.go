@@ -261,7 +261,7 @@ func sortedKeys[V any](m map[string]V) []string {
 
 // didYouMean names the closest of the known words, if one is close.
 func didYouMean(word string, known []string) string {
-	best, bestDistance := "", 4
+	best, bestDistance := "", max(3, len(word)/3)
 	for _, candidate := range known {
 		if d := editDistance(strings.ToLower(word), strings.ToLower(candidate)); d < bestDistance {
 			best, bestDistance = candidate, d

@@ -49,10 +49,13 @@ func follow[M proto.Message](w *world, c *client, s stream[M], err error, each f
 			}
 			return called(err, c.target.addr)
 		}
-		last = report
 		if each != nil {
 			each(report)
 		}
+		if some && proto.Equal(last, report) {
+			continue // nothing happened since
+		}
+		last = report
 		switch {
 		case c.target.json():
 			if err := printProto(w.stdout, report); err != nil {

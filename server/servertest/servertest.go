@@ -112,7 +112,7 @@ func Start(o Options) (*Daemon, error) {
 	d.stop = stop
 	if err := d.start(ctx, o, metrics); err != nil {
 		stop()
-		return nil, err
+		return nil, errors.Join(err, d.closeConns())
 	}
 	return d, nil
 }
@@ -135,14 +135,14 @@ func (d *Daemon) start(ctx context.Context, o Options, metrics *server.Metrics) 
 	if d.server, err = server.New(cfg); err != nil {
 		return err
 	}
+	if _, err = d.Dial(); err != nil {
+		return err
+	}
 	if o.TCP {
 		var listen net.ListenConfig
 		if d.tcp, err = listen.Listen(ctx, "tcp", "127.0.0.1:0"); err != nil {
 			return fmt.Errorf("listening on the loopback interface: %w", err)
 		}
-	}
-	if _, err = d.Dial(); err != nil {
-		return err
 	}
 	work, stopWork := context.WithCancel(context.Background())
 	go func() { d.working <- d.ledger.Run(work) }()
@@ -162,14 +162,19 @@ func (d *Daemon) start(ctx context.Context, o Options, metrics *server.Metrics) 
 func (d *Daemon) Close() error {
 	d.stopOnce.Do(func() {
 		d.stop()
-		d.stopErr = errors.Join(<-d.serving, <-d.working)
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		for _, conn := range d.conns {
-			d.stopErr = errors.Join(d.stopErr, conn.Close())
-		}
+		d.stopErr = errors.Join(<-d.serving, <-d.working, d.closeConns())
 	})
 	return d.stopErr
+}
+
+func (d *Daemon) closeConns() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var failed error
+	for _, conn := range d.conns {
+		failed = errors.Join(failed, conn.Close())
+	}
+	return failed
 }
 
 // Conn is the daemon's connection in memory.

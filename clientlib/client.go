@@ -21,13 +21,14 @@ type Client struct {
 	conn      io.Closer // nil where the connection is the caller's
 	telemetry *telemetry
 
-	// life ends when Close has waited long enough; everything in the background runs on it.
-	life context.Context
-	end  context.CancelFunc
+	// outcomes is for what must be told, and spare for what only tidies up, in the background. Close ends spare early.
+	outcomes, spare       context.Context
+	endOutcomes, endSpare context.CancelFunc
 
 	mu         sync.Mutex
 	closed     bool
 	background int
+	unrecorded int           // of those, how many are outcomes
 	idle       chan struct{} // closed once closed is set and background is 0
 }
 
@@ -51,7 +52,8 @@ func New(config Config) (*Client, error) {
 		conn, c.conn = dialled, dialled
 	}
 	c.ledger = idemv1.NewLedgerServiceClient(conn)
-	c.life, c.end = context.WithCancel(context.Background())
+	c.outcomes, c.endOutcomes = context.WithCancel(context.Background())
+	c.spare, c.endSpare = context.WithCancel(context.Background())
 	return c, nil
 }
 
@@ -82,6 +84,8 @@ func (c *Client) Close() error {
 	}
 	c.mu.Unlock()
 
+	spare := time.AfterFunc(min(c.config.SettleTimeout, c.config.CloseTimeout), c.endSpare)
+	defer spare.Stop()
 	wait, cancel := context.WithTimeout(context.Background(), c.config.CloseTimeout)
 	defer cancel()
 	left := 0
@@ -89,10 +93,11 @@ func (c *Client) Close() error {
 	case <-c.idle:
 	case <-wait.Done():
 		c.mu.Lock()
-		left = c.background
+		left = c.unrecorded
 		c.mu.Unlock()
 	}
-	c.end()
+	c.endSpare()
+	c.endOutcomes()
 	<-c.idle
 	var err error
 	if c.conn != nil {
@@ -104,25 +109,31 @@ func (c *Client) Close() error {
 	return err
 }
 
-// goBackground runs f on the client's own life. False: there is too much in the background already, or the client is closed
+// goBackground runs f until Close gives up on it. False: there is too much in the background already, or the client is closed
 // and nothing that Close waits for is left.
-func (c *Client) goBackground(f func(ctx context.Context)) bool {
+func (c *Client) goBackground(outcome bool, f func(ctx context.Context)) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.background >= c.config.MaxBackground || c.closed && c.background == 0 {
 		return false
 	}
+	ctx, one := c.spare, 0
+	if outcome {
+		ctx, one = c.outcomes, 1
+	}
 	c.background++
+	c.unrecorded += one
 	go func() {
 		defer func() {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.background--
+			c.unrecorded -= one
 			if c.closed && c.background == 0 {
 				close(c.idle)
 			}
 		}()
-		f(c.life)
+		f(ctx)
 	}()
 	return true
 }
@@ -236,9 +247,11 @@ func (c *Client) bounded(ctx context.Context, extra time.Duration) (context.Cont
 	return context.WithTimeout(ctx, c.config.LedgerTimeout+extra)
 }
 
-// callOptions lets replays of the largest bodies in.
+// maxReceiveBytes lets the largest answer in, with the largest history around it: a daemon sends up to 16 MiB.
+const maxReceiveBytes = 17 << 20
+
 func (c *Client) callOptions() []grpc.CallOption {
-	return []grpc.CallOption{grpc.MaxCallRecvMsgSize(max(c.config.MaxMessageBytes, DefaultMaxMessageBytes) + minMessageBytes)}
+	return []grpc.CallOption{grpc.MaxCallRecvMsgSize(maxReceiveBytes)}
 }
 
 func durationProto(d time.Duration) *durationpb.Duration {

@@ -81,7 +81,7 @@ func (r *run) settle(ctx context.Context, h *held, report report) settlement {
 	if s, done := r.settled(detached, err); done {
 		return s
 	}
-	started := c.goBackground(func(life context.Context) {
+	started := c.goBackground(true, func(life context.Context) {
 		c.telemetry.settling(detached, 1)
 		defer c.telemetry.settling(detached, -1)
 		limited, cancel := context.WithTimeout(life, c.config.SettleLimit)
@@ -163,17 +163,17 @@ func (c *Client) letGo(request *idemv1.BeginRequest, err error) {
 	if request.GetMode() == idemv1.BeginMode_BEGIN_MODE_RECOVER {
 		class = Unknown // such a claim speaks for all attempts, and we have not looked
 	}
-	c.afterwards(request, letGoTimeout, func(claim Claim) report {
+	c.afterwards(request, false, letGoTimeout, func(claim Claim) report {
 		r := &run{client: c}
 		return r.failReport(claim, class, local(codes.Canceled, "", "the caller went away before the work was begun"))
 	})
 }
 
 // afterwards looks in the background for the claim of a Begin that was not answered, and reports on it.
-func (c *Client) afterwards(request *idemv1.BeginRequest, limit time.Duration, say func(Claim) report) {
+func (c *Client) afterwards(request *idemv1.BeginRequest, outcome bool, limit time.Duration, say func(Claim) report) {
 	again := proto.CloneOf(request)
 	again.Wait = nil
-	c.goBackground(func(life context.Context) {
+	c.goBackground(outcome, func(life context.Context) {
 		ctx, cancel := context.WithTimeout(life, limit)
 		defer cancel()
 		p := pace{try: c.config.TryTimeout, ceiling: resendMax}
@@ -201,7 +201,7 @@ func (c *Client) afterwards(request *idemv1.BeginRequest, limit time.Duration, s
 func (r *run) failOpen(ctx context.Context, request *idemv1.BeginRequest) (Result, error) {
 	r.client.config.Logger.WarnContext(ctx, "idem: the ledger is out of reach, and the work is run without a guard", "operation", r.ref.Operation)
 	result, err := r.unguarded(ctx)
-	r.client.afterwards(request, r.client.config.SettleLimit, func(claim Claim) report {
+	r.client.afterwards(request, true, r.client.config.SettleLimit, func(claim Claim) report {
 		if err != nil {
 			return r.failReport(claim, r.options.Classes.ClassOf(err), err)
 		}

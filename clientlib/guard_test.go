@@ -1,0 +1,136 @@
+package clientlib_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/descriptorpb"
+
+	"github.com/idemd/idemd/clientlib"
+	"github.com/idemd/idemd/clientlib/idemtest"
+	idemv1 "github.com/idemd/idemd/gen/idem/v1"
+)
+
+func TestWhatIsWrongWithAGuardIsAnErrorAtOnce(t *testing.T) {
+	ledger := idemtest.New(t)
+	client := ledger.Client(clientlib.Config{})
+	one := func(s spec) func(*clientlib.Guard) {
+		return func(g *clientlib.Guard) { g.Files = makeFiles(t, append(shopSpecs(), s)) }
+	}
+	keyed := func(options *idemv1.KeyedOptions) spec { return spec{name: "Odd", keyed: options} }
+	for want, change := range map[string]func(*clientlib.Guard){
+		"needs a Ledger":          func(g *clientlib.Guard) { g.Ledger = nil },
+		"there is no default":     func(g *clientlib.Guard) { g.Abandoned = clientlib.Abandoned{} },
+		"Principal":               func(g *clientlib.Guard) { g.Principal = clientlib.Principal{} },
+		"needs a hook":            func(g *clientlib.Guard) { g.Abandoned = clientlib.Recover(nil) },
+		"what OK means":           func(g *clientlib.Guard) { g.Classes = clientlib.Classes{codes.OK: clientlib.FinalFailure} },
+		"from 1 s to 24 h":        func(g *clientlib.Guard) { g.Lease = 1 },
+		"keyed and streams":       one(spec{name: "Odd", keyed: &idemv1.KeyedOptions{}, streaming: true}),
+		"NO_SIDE_EFFECTS":         one(spec{name: "Odd", keyed: &idemv1.KeyedOptions{}, level: descriptorpb.MethodOptions_NO_SIDE_EFFECTS}),
+		`no field "nope"`:         one(keyed(&idemv1.KeyedOptions{KeyField: "nope"})),
+		"tags is repeated":        one(keyed(&idemv1.KeyedOptions{KeyField: "tags"})),
+		"meta is not a string":    one(keyed(&idemv1.KeyedOptions{TenantField: "meta"})),
+		"amount has no fields":    one(keyed(&idemv1.KeyedOptions{TenantField: "amount.x"})),
+		`"meta.nope"`:             one(keyed(&idemv1.KeyedOptions{HashExclude: []string{"meta.nope"}})),
+		"does not have (or which": func(g *clientlib.Guard) { g.Methods = map[string]clientlib.MethodGuard{"/shop.v1.Payments/Chrage": {}} },
+		"/idem.v1.LedgerService/Begin": func(g *clientlib.Guard) {
+			g.Files = nil
+			g.Methods = map[string]clientlib.MethodGuard{"/idem.v1.LedgerService/Begin": {Keyed: &idemv1.KeyedOptions{}}}
+		},
+		"shop.v1.Nope":       func(g *clientlib.Guard) { g.Services = []string{"shop.v1.Nope"} },
+		"no method to guard": func(g *clientlib.Guard) { g.Files = makeFiles(t, []spec{{name: "Get"}}) },
+		"never replayed":     func(g *clientlib.Guard) { g.ReplayMetadata = []string{"x-ratelimit-limit"} },
+		"in lower case":      func(g *clientlib.Guard) { g.KeyNames = []string{"Idempotency-Key"} },
+	} {
+		guard := clientlib.Guard{
+			Ledger: client, Abandoned: clientlib.Rerun(), Principal: clientlib.Anonymous, Files: makeFiles(t, shopSpecs()),
+		}
+		change(&guard)
+		if _, err := clientlib.UnaryServerInterceptor(guard); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	guard := clientlib.Guard{Ledger: client, Abandoned: clientlib.Rerun(), Files: makeFiles(t, shopSpecs())}
+	if _, err := clientlib.UnaryClientInterceptor(guard); err != nil {
+		t.Errorf("a client needs no Principal: %v", err)
+	}
+	guard.SelfTest, guard.Principal = true, clientlib.Anonymous
+	if _, err := clientlib.UnaryServerInterceptor(guard); err != nil || ledger.Calls("Complete") != 1 {
+		t.Errorf("self-test: %v", err)
+	}
+}
+
+func TestGuarded(t *testing.T) {
+	client := idemtest.New(t).Client(clientlib.Config{})
+	guard := clientlib.Guard{
+		Ledger: client, Abandoned: clientlib.Rerun(), Files: makeFiles(t, shopSpecs()), Services: []string{"shop.v1.Payments"},
+		Methods: map[string]clientlib.MethodGuard{plain: {Keyed: &idemv1.KeyedOptions{}}, ensure: {Unguarded: true}},
+	}
+	list, err := guard.Guarded()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `METHOD                         OPERATION                    KEY                       TENANT       LEDGER AWAY
+/shop.v1.Payments/Charge       shop.v1.Payments/Charge      required                  credentials  refuse
+/shop.v1.Payments/ChargeByID   charge-by-id                 required (or request_id)  tenant       refuse
+/shop.v1.Payments/ChargeEmpty  shop.v1.Payments/ChargeEmpty required                  credentials  refuse
+/shop.v1.Payments/ChargeOpen   shop.v1.Payments/ChargeOpen  required                  credentials  run
+/shop.v1.Payments/Plain        shop.v1.Payments/Plain       required                  credentials  refuse
+`
+	if got := squeeze(list.String()); got != squeeze(want) {
+		t.Errorf("%s", list)
+	}
+}
+
+func squeeze(text string) string {
+	lines := strings.Split(text, "\n")
+	for i := range lines {
+		lines[i] = strings.Join(strings.Fields(lines[i]), " ")
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestDeriveKey(t *testing.T) {
+	a := clientlib.DeriveKey("k", "refund")
+	if a != clientlib.DeriveKey("k", "refund") || len(a) != 36 || a[14] != '8' {
+		t.Error(a)
+	}
+	if clientlib.DeriveKey("ab", "c") == clientlib.DeriveKey("a", "bc") || a == clientlib.DeriveKey("k", "charge") {
+		t.Error("two steps have one key")
+	}
+	// The value is a promise: keys in flight must survive an upgrade.
+	if want := "77c6d4f4-e166-8cea-ad0b-3b831dab7420"; a != want {
+		t.Errorf("DeriveKey is %s", a)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	for want, config := range map[string]clientlib.Config{
+		"a Conn or a Target":   {},
+		"TransportCredentials": {Target: "dns:///x"},
+		"must not be negative": {Target: "dns:///x", TransportCredentials: insecureCredentials(), TryTimeout: -1},
+		"MaxMessageBytes":      {Target: "dns:///x", TransportCredentials: insecureCredentials(), MaxMessageBytes: 10},
+		"255 characters":       {Target: "dns:///x", TransportCredentials: insecureCredentials(), Holder: strings.Repeat("x", 256)},
+	} {
+		if _, err := clientlib.New(config); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	client, err := clientlib.New(clientlib.Config{Target: "dns:///127.0.0.1:1", TransportCredentials: insecureCredentials(), LedgerTimeout: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := client.Close(); err != nil {
+		t.Error("a second Close:", err)
+	}
+	effects := 0
+	_, err = client.Do(context.Background(), ref, bytesOf("a"), counted(&effects, ""), clientlib.Options{Abandoned: clientlib.Rerun()})
+	if e, ok := clientlib.AsError(err); !ok || e.FromServer || e.Code != codes.Unavailable || effects != 0 {
+		t.Errorf("after Close: %v", err)
+	}
+}

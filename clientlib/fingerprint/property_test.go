@@ -477,11 +477,7 @@ func (n *jsonNode) write(t *rapid.T) string {
 		}
 		exponent := ""
 		if point > 0 || rapid.Bool().Draw(t, "exponent") {
-			exponent = fmt.Sprintf("%s%d", rapid.SampledFrom([]string{"e", "E", "e-0"}).Draw(t, "e"), -point)
-			if strings.Contains(exponent, "-0-") {
-				exponent = fmt.Sprintf("e-00%d", point)
-			}
-			exponent = strings.Replace(exponent, "e-00", "e-0", 1)
+			exponent = rapid.SampledFrom([]string{"e", "E"}).Draw(t, "e") + rapid.SampledFrom([]string{"-", "-0", "-00"}).Draw(t, "minus") + fmt.Sprint(point)
 		}
 		return space() + sign + whole + fraction + exponent + space()
 	case n.text != nil:

@@ -101,14 +101,14 @@ func connect(t testing.TB, url string) *pgx.Conn {
 	return conn
 }
 
-// database is a migrated database with a clock that the test moves. The clock's row is read by every statement of a store opened with
-// open; real opens one on the database's own clock.
+// database is a migrated database with a clock that the test moves. Stores opened with open read it; real opens one on the database's
+// own clock.
 type database struct {
-	url string
+	url       string
+	clockSQL  string
+	cockroach bool
 	*clock
 }
-
-const clockSQL = "(SELECT now_us FROM idem_test_clock)"
 
 // clockStart is years away from the clock of this process: whatever time a statement might take from here would show.
 const clockStart ledger.Time = 4_102_444_800_000_000 // the year 2100
@@ -120,15 +120,22 @@ func newDatabase(t testing.TB, url string) *database {
 		t.Fatalf("Migrate: %v", err)
 	}
 	conn := connect(t, url)
-	for _, text := range []string{
+	setUp := []string{
 		"CREATE TABLE idem_test_clock (now_us INT8 NOT NULL)",
 		fmt.Sprintf("INSERT INTO idem_test_clock VALUES (%d)", clockStart),
-	} {
+	}
+	d := &database{url: url, clockSQL: "(SELECT now_us FROM idem_test_clock)", clock: &clock{tb: t, conn: conn, now: clockStart}}
+	if d.cockroach = conn.PgConn().ParameterStatus("crdb_version") != ""; !d.cockroach {
+		// A subselect would see the clock as it stood when the statement began. A function sees it move, as clock_timestamp() does.
+		setUp = append(setUp, "CREATE FUNCTION idem_test_now() RETURNS INT8 LANGUAGE plpgsql VOLATILE AS 'BEGIN RETURN (SELECT now_us FROM idem_test_clock); END'")
+		d.clockSQL = "idem_test_now()"
+	}
+	for _, text := range setUp {
 		if _, err := conn.Exec(ctx, text); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return &database{url: url, clock: &clock{tb: t, conn: conn, now: clockStart}}
+	return d
 }
 
 // clock is the movable clock of a database.
@@ -157,7 +164,7 @@ func (c *clock) Advance(d time.Duration) {
 // open opens a store on the movable clock.
 func (d *database) open(t testing.TB) *sqlstore.Store {
 	t.Helper()
-	return openStore(t, sqlstore.Config{URL: d.url, ClockSQL: clockSQL, MaxConns: 4})
+	return openStore(t, sqlstore.Config{URL: d.url, ClockSQL: d.clockSQL, MaxConns: 4})
 }
 
 // real opens a store on the database's own clock.

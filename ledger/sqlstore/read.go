@@ -113,7 +113,7 @@ func (s *statements) page(q ledger.PageQuery, now ledger.Time, after ledger.Curs
 	var order string
 	if q.Order == ledger.ByDue {
 		order = "e.shard, e.due_at, e.scope_id"
-		where = append(where, "e.shard = "+param(int16(q.Shard))+"::INT2", "e.due_at <= "+param(int64(now))+"::INT8",
+		where = append(where, "e.shard = "+param(int16(q.Shard))+"::INT2", "e.due_at <= "+param(int64(dueUntil(q, now)))+"::INT8",
 			"(e.due_at, e.scope_id) > ("+param(int64(after.DueAt))+"::INT8, "+param(scopeArg(after.Scope))+"::BYTEA)")
 	} else {
 		order = "e.tenant, e.operation, e.scope_id"
@@ -142,6 +142,14 @@ func (s *statements) page(q ledger.PageQuery, now ledger.Time, after ledger.Curs
 	}
 	return "/* idemd:page */ SELECT " + columns + " FROM " + from + " WHERE " + strings.Join(where, " AND ") +
 		" ORDER BY " + order + " LIMIT " + param(int64(limit)), args
+}
+
+// dueUntil is how far a page by due time reaches. now is the store's own clock, as read in the same snapshot.
+func dueUntil(q ledger.PageQuery, now ledger.Time) ledger.Time {
+	if q.DueUntil != 0 {
+		return q.DueUntil
+	}
+	return now
 }
 
 // Forget deletes the rows whose revision is unchanged, with what they have apart, in one statement.

@@ -50,6 +50,6 @@ CREATE TABLE IF NOT EXISTS idemd_entries (
     CONSTRAINT counts_from_one CHECK (revision >= 1 AND attempt >= 1 AND incarnation >= 1),
     CONSTRAINT every_time_is_stamped CHECK (hold_from >= 0 AND due_at >= 0 AND began_at >= 0 AND lease_until >= 0 AND ended_at >= 0
         AND abandoned_at >= 0 AND settled_at >= 0),
-    CONSTRAINT pending_has_no_answer CHECK (state <> 1 OR (answer IS NULL AND settled_at = 0 AND settlement IS NULL)),
+    CONSTRAINT pending_has_no_answer CHECK (state <> 1 OR answer IS NULL),
     CONSTRAINT closed_has_no_answer CHECK (NOT closed OR answer IS NULL)
 )

@@ -1,0 +1,119 @@
+package clientlib
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/trace"
+	tracenoop "go.opentelemetry.io/otel/trace/noop"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// notes is what was counted and traced, as text.
+type notes struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (n *notes) add(name string, set attribute.Set) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.lines = append(n.lines, name+" "+set.Encoded(attribute.DefaultEncoder()))
+}
+
+type notingMeters struct {
+	metricnoop.MeterProvider
+	notes *notes
+}
+
+func (m notingMeters) Meter(string, ...metric.MeterOption) metric.Meter {
+	return notingMeter{notes: m.notes}
+}
+
+type notingMeter struct {
+	metricnoop.Meter
+	notes *notes
+}
+
+func (m notingMeter) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
+	return notingCounter{name: name, notes: m.notes}, nil
+}
+
+type notingCounter struct {
+	metricnoop.Int64Counter
+	name  string
+	notes *notes
+}
+
+func (c notingCounter) Add(_ context.Context, _ int64, options ...metric.AddOption) {
+	c.notes.add(c.name, metric.NewAddConfig(options).Attributes())
+}
+
+type notingTracers struct {
+	tracenoop.TracerProvider
+	notes *notes
+}
+
+func (t notingTracers) Tracer(string, ...trace.TracerOption) trace.Tracer {
+	return notingTracer{notes: t.notes}
+}
+
+type notingTracer struct {
+	tracenoop.Tracer
+	notes *notes
+}
+
+func (t notingTracer) Start(ctx context.Context, name string, options ...trace.SpanStartOption) (context.Context, trace.Span) {
+	config := trace.NewSpanStartConfig(options...)
+	t.notes.add(name, attribute.NewSet(config.Attributes()...))
+	return ctx, notingSpan{notes: t.notes}
+}
+
+type notingSpan struct {
+	tracenoop.Span
+	notes *notes
+}
+
+func (s notingSpan) SetAttributes(set ...attribute.KeyValue) {
+	s.notes.add("span", attribute.NewSet(set...))
+}
+
+func TestOutcomesAreCountedAndTracedWithoutKeys(t *testing.T) {
+	seen := &notes{}
+	client, _ := scriptedClient(t, Config{MeterProvider: notingMeters{notes: seen}, TracerProvider: notingTracers{notes: seen}},
+		func(_ context.Context, n int, request proto.Message) (proto.Message, error) {
+			if n == 0 {
+				return nil, away
+			}
+			return grant(request, time.Minute), nil
+		})
+	ref := Ref{Tenant: "the-tenant", Operation: "op", Key: "the-key"}
+	if _, err := client.Do(t.Context(), ref, testPrint(t), respond("the-body"), rerun); err != nil {
+		t.Error(err)
+	}
+	_, _ = client.Do(t.Context(), ref, testPrint(t), func(context.Context, Claim) (Response, error) {
+		return Response{}, status.Error(codes.NotFound, "the-message")
+	}, rerun)
+	text := strings.Join(seen.lines, "\n")
+	for _, want := range []string{"idem.client.calls idem.operation=op,idem.outcome=executed", "idem.client.resends idem.call=Begin", "idem.guard idem.operation=op", "span idem.attempt=1,idem.recorded=true"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in\n%s", want, text)
+		}
+	}
+	for _, secret := range []string{"the-key", "the-tenant", "the-body", "the-message"} {
+		if strings.Contains(text, secret) {
+			t.Errorf("%q is in\n%s", secret, text)
+		}
+	}
+	if err := client.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,94 +1,98 @@
 package server
 
 import (
-	"context"
 	"strings"
+	"unicode/utf8"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/encoding"
+	// Registers the codec that this one wraps.
+	_ "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/idemd/idemd/ledger"
 )
 
-// A request that can not be decoded never gets as far as an interceptor in gRPC's hands, and is answered INTERNAL. Most often it is one whose
-// text is not UTF-8, which C++, PHP and Ruby let callers send; that is the caller's fault and has to be refused as such, naming the field, after the
-// caller was identified, and counted and logged as every call is.
+// requestCodec is gRPC's own, but for requests that can not be decoded. gRPC answers those INTERNAL by itself, before any interceptor sees
+// the call. Most often they are texts that are not UTF-8, which C++, PHP and Ruby let their callers send: that is the caller's fault, and has to be
+// refused as such, with the field, after the caller was identified, and counted and logged as every call is. So such a request is handed on empty
+// and marked, and admission refuses it.
+type requestCodec struct{ encoding.CodecV2 }
 
-// register registers a service so that its interceptors see undecodable requests too.
-func register(server *grpc.Server, desc *grpc.ServiceDesc, impl any) {
-	d := *desc
-	d.Methods = make([]grpc.MethodDesc, len(desc.Methods))
-	for i, m := range desc.Methods {
-		d.Methods[i] = grpc.MethodDesc{MethodName: m.MethodName, Handler: decodingInside(m.Handler)}
-	}
-	server.RegisterService(&d, impl)
-}
+func newRequestCodec() requestCodec { return requestCodec{encoding.GetCodecV2("proto")} }
 
-func decodingInside(handle grpc.MethodHandler) grpc.MethodHandler {
-	return func(srv any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
-		var failed error
-		decode = keepFailure(decode, &failed)
-		if interceptor == nil {
-			return handle(srv, ctx, decode, nil)
-		}
-		return handle(srv, ctx, decode, func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-			if failed != nil {
-				ctx = context.WithValue(ctx, unreadableKey{}, failed)
-			}
-			return interceptor(ctx, req, info, next)
-		})
-	}
-}
-
-func keepFailure(decode func(any) error, failed *error) func(any) error {
-	return func(into any) error {
-		*failed = undecoded(decode(into))
-		return nil
-	}
-}
-
-type unreadableKey struct{}
-
-// unreadable is why the request could not be decoded; nil if it could.
-func unreadable(ctx context.Context) error {
-	err, _ := ctx.Value(unreadableKey{}).(error)
-	return err
-}
-
-// undecoded turns gRPC's error for an undecodable message into a refusal. Other errors stay as they are.
-func undecoded(err error) error {
-	st, _ := status.FromError(err)
-	if st.Code() != codes.Internal || !strings.Contains(st.Message(), "unmarshal") {
+// Unmarshal implements [encoding.CodecV2].
+func (c requestCodec) Unmarshal(data mem.BufferSlice, into any) error {
+	err := c.CodecV2.Unmarshal(data, into)
+	m, ok := into.(proto.Message)
+	if err == nil || !ok || m.ProtoReflect().Descriptor().ParentFile().Package() != ErrorDomain {
 		return err
 	}
-	for field, reason := range textFields {
-		if strings.Contains(st.Message(), ErrorDomain+"."+field+" contains invalid UTF-8") {
-			return &ledger.Refusal{Reason: reason, Message: wireField(field) + " must be valid UTF-8", Field: wireField(field), Rule: "must be valid UTF-8"}
+	field := notUTF8(m.ProtoReflect().Descriptor(), data.Materialize())
+	proto.Reset(m)
+	mark := protowire.AppendTag(nil, unreadableNumber, protowire.BytesType)
+	m.ProtoReflect().SetUnknown(protowire.AppendString(mark, field))
+	return nil
+}
+
+// unreadableNumber is a field number that protobuf keeps for implementations, so no message has it. Its value is the path of the text that is
+// no UTF-8; empty where something else is wrong. A caller who sends it is refused, and has asked for it.
+const unreadableNumber = 19_999
+
+// unreadable refuses a request that could not be decoded.
+func unreadable(req any) error {
+	m, ok := req.(proto.Message)
+	if !ok || len(m.ProtoReflect().GetUnknown()) == 0 {
+		return nil
+	}
+	number, kind, n := protowire.ConsumeTag(m.ProtoReflect().GetUnknown())
+	if n < 0 || number != unreadableNumber || kind != protowire.BytesType {
+		return nil
+	}
+	field, _ := protowire.ConsumeString(m.ProtoReflect().GetUnknown()[n:])
+	if field == "" {
+		return &ledger.Refusal{Reason: ledger.ReasonInvalidRequest, Message: "the message can not be decoded: it is no valid protobuf of its kind"}
+	}
+	return badField(reasonOf(field), field, "must be valid UTF-8")
+}
+
+// notUTF8 finds the first text in a message that is no UTF-8 and returns its path, "" where there is none. It looks at what callers name things by, one
+// message inside another, and not into lists beyond their first bad member.
+func notUTF8(kind protoreflect.MessageDescriptor, raw []byte) string {
+	for len(raw) > 0 {
+		number, wire, n := protowire.ConsumeTag(raw)
+		if n < 0 {
+			return ""
+		}
+		raw = raw[n:]
+		size := protowire.ConsumeFieldValue(number, wire, raw)
+		if size < 0 {
+			return ""
+		}
+		if path := notUTF8In(kind.Fields().ByNumber(number), wire, raw[:size]); path != "" {
+			return path
+		}
+		raw = raw[size:]
+	}
+	return ""
+}
+
+func notUTF8In(field protoreflect.FieldDescriptor, wire protowire.Type, raw []byte) string {
+	if field == nil || wire != protowire.BytesType {
+		return ""
+	}
+	value, _ := protowire.ConsumeBytes(raw)
+	switch field.Kind() {
+	case protoreflect.StringKind:
+		if !utf8.Valid(value) {
+			return string(field.Name())
+		}
+	case protoreflect.MessageKind:
+		if inner := notUTF8(field.Message(), value); inner != "" {
+			return strings.Join([]string{string(field.Name()), inner}, ".")
 		}
 	}
-	return &ledger.Refusal{Reason: ledger.ReasonInvalidRequest, Message: "the message can not be decoded: it is no valid protobuf, or holds text that is not UTF-8"}
-}
-
-// textFields are the texts that callers name things by.
-var textFields = map[string]ledger.Reason{
-	"EntryRef.tenant":         ledger.ReasonInvalidTenant,
-	"EntryRef.operation":      ledger.ReasonInvalidOperation,
-	"EntryRef.key":            ledger.ReasonInvalidKey,
-	"Fingerprint.algorithm":   ledger.ReasonInvalidFingerprint,
-	"BeginRequest.attempt_id": ledger.ReasonInvalidAttemptID,
-	"BeginRequest.holder":     ledger.ReasonInvalidHolder,
-}
-
-// wireField is the field's path in the request, as BadRequest names it.
-func wireField(field string) string {
-	message, name, _ := strings.Cut(field, ".")
-	switch message {
-	case "EntryRef":
-		return "ref." + name
-	case "Fingerprint":
-		return "fingerprints." + name
-	default:
-		return name
-	}
+	return ""
 }

@@ -67,6 +67,7 @@ func (s *Server) serverOptions() []grpc.ServerOption {
 	options := []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(unary...),
 		grpc.ChainStreamInterceptor(stream...),
+		grpc.ForceServerCodecV2(newRequestCodec()),
 		grpc.MaxRecvMsgSize(MaxReceiveBytes),
 		grpc.MaxSendMsgSize(MaxSendBytes),
 		grpc.MaxHeaderListSize(maxHeaderBytes),

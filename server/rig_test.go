@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	statuspb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -236,4 +238,31 @@ func wantRefusal(t testing.TB, err error, reason ledger.Reason, code codes.Code)
 		t.Errorf("%s carries %d further details", reason, got.others)
 	}
 	return got
+}
+
+// principals identifies callers by a name in their metadata, as tests need it.
+type principals struct{}
+
+const nameHeader = "test-principal"
+
+// identify reads "name|tenant"; without a tenant it is an operator of all of them.
+func (principals) identify(ctx context.Context, _ string) (server.Principal, error) {
+	sent := metadata.ValueFromIncomingContext(ctx, nameHeader)
+	if len(sent) != 1 {
+		return server.Principal{}, status.Error(codes.Unauthenticated, "who is it?")
+	}
+	name, tenant, _ := strings.Cut(sent[0], "|")
+	if tenant == "" {
+		return server.Principal{Name: name, AnyTenant: true, Roles: server.Operator}, nil
+	}
+	return server.Principal{Name: name, Tenant: tenant, Roles: server.Reader | server.Writer}, nil
+}
+
+// credentials puts somebody's name into a call.
+type credentials func(context.Context) context.Context
+
+func (principals) as(name, tenant string) credentials {
+	return func(ctx context.Context) context.Context {
+		return metadata.AppendToOutgoingContext(ctx, nameHeader, name+"|"+tenant)
+	}
 }

@@ -145,8 +145,8 @@ func New(cfg Config) (*Server, error) {
 	s.health = newHealthService("", idemv1.LedgerService_ServiceDesc.ServiceName, idemv1.AdminService_ServiceDesc.ServiceName)
 
 	s.grpc = grpc.NewServer(s.serverOptions()...)
-	register(s.grpc, &idemv1.LedgerService_ServiceDesc, &ledgerService{ledger: s.ledger})
-	register(s.grpc, &idemv1.AdminService_ServiceDesc, &adminService{ledger: s.ledger, draining: s.draining})
+	idemv1.RegisterLedgerServiceServer(s.grpc, &ledgerService{ledger: s.ledger})
+	idemv1.RegisterAdminServiceServer(s.grpc, &adminService{ledger: s.ledger, draining: s.draining})
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
 	channelz.RegisterChannelzServiceToServer(s.grpc)

@@ -138,12 +138,12 @@ func reasonOf(field string) ledger.Reason {
 
 // admit judges a request that has been read: whose it is, whether it is well formed, and whether its caller may name that tenant.
 func (s *Server) admit(ctx context.Context, req any) error {
-	p := principalOf(ctx)
-	tenant, named := tenantOf(req, p)
 	callOf(ctx).request = req
-	if err := unreadable(ctx); err != nil {
+	if err := unreadable(req); err != nil {
 		return err
 	}
+	p := principalOf(ctx)
+	tenant, named := tenantOf(req, p)
 	if err := s.validator.validate(req); err != nil {
 		return err
 	}
@@ -186,7 +186,7 @@ type admittedStream struct {
 
 func (s *admittedStream) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {
-		return undecoded(err)
+		return err
 	}
 	return s.admit(s.Context(), m)
 }

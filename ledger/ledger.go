@@ -206,6 +206,15 @@ type decided struct {
 	own bool
 }
 
+// unsure is err, or, where an earlier try of the call may have written, a refusal that does not claim that nothing was.
+func (d *decided) unsure(err error) error {
+	var refusal *Refusal
+	if !d.own || !errors.As(err, &refusal) || errors.Is(err, ErrUnknown) {
+		return err
+	}
+	return storeRefusal(fmt.Errorf("%w; then: %w", ErrUnknown, refusal.Cause))
+}
+
 // maxTries bounds how often one call reads and decides again because others got in between.
 const maxTries = 24
 
@@ -231,7 +240,7 @@ func (l *Ledger) carryOut(ctx context.Context, scope ScopeID, req Request, env E
 		if seen == nil {
 			reading, err := l.get(ctx, scope)
 			if err != nil {
-				return d, err
+				return d, d.unsure(err)
 			}
 			seen = &reading
 		}
@@ -251,10 +260,10 @@ func (l *Ledger) carryOut(ctx context.Context, scope ScopeID, req Request, env E
 		}
 		done, err := l.write(ctx, d.verdict.Write, &d)
 		if done || err != nil {
-			return d, err
+			return d, d.unsure(err)
 		}
 		if try >= maxTries {
-			return d, storeRefusal(fmt.Errorf("%w: %d tries", ErrContended, try))
+			return d, d.unsure(storeRefusal(fmt.Errorf("%w: %d tries", ErrContended, try)))
 		}
 		if err := pause(ctx, try); err != nil {
 			return d, err

@@ -1,0 +1,292 @@
+package ledger_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/idemd/idemd/ledger"
+	"github.com/idemd/idemd/ledger/storetest"
+)
+
+// The field cases about lost replies and ambiguous commits (C10 to C17): the store says that it does not know, and every call still ends in
+// the truth.
+
+// unknowns are the ways in which a write can end without the daemon being told.
+var unknowns = []storetest.FaultKind{storetest.LoseReply, storetest.LoseRequest, storetest.Late}
+
+// C10: the caller never saw the reply of its Begin, and resends it: the same claim, not IN_PROGRESS to its own holder.
+func TestC10_AResentBeginGetsItsClaim(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	first := b.begin("k", "a1")
+	b.clock.Advance(time.Second)
+	second := b.begin("k", "a1")
+	if string(second.Token) != string(first.Token) || second.Fence != first.Fence || !second.Resumed || second.PreviousAbandoned {
+		t.Errorf("first %+v, resent %+v", first.Grant, second.Grant)
+	}
+	b.complete(first, "x")
+	if r := b.complete(second, "x"); !r.Resent {
+		t.Error("the resent report is not said to be one")
+	}
+}
+
+// C11: the store does not know what became of a Begin or a Complete. Whether it happened, did not, or happens in a moment, the caller is told
+// the same, and nothing runs twice.
+func TestC11_AmbiguousCommitsEndAlike(t *testing.T) {
+	t.Parallel()
+	for _, kind := range unknowns {
+		for _, lost := range []int{1, 2, 3} {
+			b := newBench(t)
+			b.policy(quick())
+			faults := make([]storetest.Fault, lost)
+			for i := range faults {
+				faults[i] = storetest.Fault{Kind: kind, LandAfter: 2}
+			}
+			b.faulty.Plan(storetest.On(storetest.Write, storetest.Script(faults...)))
+			c := b.begin("k", "a1")
+			if c.Attempt != 1 || c.PreviousAbandoned || c.Resumed {
+				t.Errorf("%s %d times: begun as %+v", kind, lost, c.Grant)
+			}
+			b.faulty.Plan(storetest.On(storetest.Write, storetest.Script(faults...)))
+			if r := b.complete(c, "x"); r.Resent || r.SettledAt == 0 {
+				t.Errorf("%s %d times: completed as %+v", kind, lost, r)
+			}
+			b.faulty.Plan(nil)
+			b.faulty.Land(t.Context())
+			r, err := b.tryBegin("k", "b1")
+			b.must(err)
+			if r.Completed == nil || r.Completed.Attempt != 1 || string(r.Completed.Response.Body) != "x" {
+				t.Errorf("%s %d times: a retry is told %+v", kind, lost, r)
+			}
+			if row := b.row("k"); row.Last.Number != 1 || row.Doubt || row.Evidence != nil {
+				t.Errorf("%s %d times: left %+v", kind, lost, row)
+			}
+		}
+	}
+}
+
+// TestEveryCallSurvivesAnUnknownOutcome: the same for takeovers, failures, renewals, evidence, releases and erasures.
+func TestEveryCallSurvivesAnUnknownOutcome(t *testing.T) {
+	t.Parallel()
+	for _, kind := range unknowns {
+		b := newBench(t)
+		b.policy(quick())
+		once := func() {
+			b.faulty.Plan(storetest.On(storetest.Write, storetest.Script(storetest.Fault{Kind: kind, LandAfter: 2})))
+		}
+		a := b.begin("k", "a1")
+		once()
+		if _, err := b.tryExtend(a); err != nil {
+			t.Errorf("%s: extend: %v", kind, err)
+		}
+		b.clock.Advance(10 * time.Second)
+		once()
+		second := b.begin("k", "b1")
+		if second.Attempt != 2 || !second.PreviousAbandoned || second.Resumed {
+			t.Errorf("%s: took over as %+v", kind, second.Grant)
+		}
+		once()
+		_, err := b.tryComplete(a, "late")
+		b.wantReason(err, ledger.ReasonClaimLost)
+		if ev := b.row("k").Evidence; !ev.Success() {
+			t.Errorf("%s: evidence %+v", kind, ev)
+		}
+		once()
+		if r, err := b.tryFail(second, ledger.Unknown); err != nil || r.Resent {
+			t.Errorf("%s: fail: %+v %v", kind, r, err)
+		}
+		once()
+		if v := b.resolve(a.ref, ledger.ResolveRelease, 2, false); v.Resent || len(v.Entry.Resolutions) != 1 {
+			t.Errorf("%s: released %+v", kind, v)
+		}
+		once()
+		p, err := b.ledger.Erase(t.Context(), ledger.Caller{}, ledger.EraseRequest{Tenant: "acme", CreatedUntil: b.clock.Now().Wall()}, nil)
+		if err != nil || p.Erased != 1 || !b.lookup("k").Erased {
+			t.Errorf("%s: erased %+v %v", kind, p, err)
+		}
+		b.faulty.Plan(nil)
+		b.faulty.Land(t.Context())
+		if v := b.lookup("k"); !v.Erased || v.Entry.Last.Number != 2 {
+			t.Errorf("%s: a late write undid something: %+v", kind, v)
+		}
+	}
+}
+
+// C11 for ever: the outcome stays unknown until the tries are used up. The caller is told so, and may resend.
+func TestC11_AnOutcomeThatStaysUnknown(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.faulty.Plan(storetest.On(storetest.Write, func(storetest.Call) storetest.Fault { return storetest.Fault{Kind: storetest.LoseRequest} }))
+		_, err := b.tryBegin("k", "a1")
+		b.wantReason(err, ledger.ReasonStoreUnavailable)
+		if !errors.Is(err, ledger.ErrUnknown) {
+			t.Errorf("the cause is %v: it must not say that nothing happened", errors.Unwrap(err))
+		}
+		b.faulty.Plan(nil)
+		if c := b.begin("k", "a1"); c.Attempt != 1 || c.PreviousAbandoned {
+			t.Errorf("resent: %+v", c.Grant)
+		}
+	})
+}
+
+// C11: the write got through and the reading back does not: the caller is told that it is not known, not that nothing was decided.
+func TestC11_TheReadingBackFails(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.faulty.Plan(storetest.Kinds(storetest.LoseReply, storetest.Refuse))
+	_, err := b.tryBegin("k", "a1")
+	b.wantReason(err, ledger.ReasonStoreUnavailable)
+	if !errors.Is(err, ledger.ErrUnknown) || strings.Contains(err.Error(), "nothing was decided") {
+		t.Errorf("told %q, cause %v", err, errors.Unwrap(err))
+	}
+	b.faulty.Plan(nil)
+	if c := b.begin("k", "a1"); c.Attempt != 1 || !c.Resumed {
+		t.Errorf("resent: %+v", c.Grant)
+	}
+}
+
+// C12: a thousand times, the caller's deadline passes while Complete commits. It is told success, or may resend and is told success.
+func TestC12_CompleteAgainstAShortDeadline(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.faulty.Plan(storetest.On(storetest.Write, func(c storetest.Call) storetest.Fault {
+			slow := func(ctx context.Context) error {
+				select {
+				case <-time.After(time.Duration(c.N%5) * time.Millisecond):
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+			if c.N%2 == 0 {
+				return storetest.Fault{Before: slow}
+			}
+			return storetest.Fault{After: slow}
+		}))
+		for i := range 1000 {
+			c := b.begin("k"+itoa(i), "a")
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			r := ledger.CompleteRequest{Ref: c.ref, Token: c.Token, Response: &ledger.Response{}}
+			_, err := b.ledger.Complete(ctx, ledger.Caller{}, r)
+			cancel()
+			if err != nil && reasonOf(err) != ledger.ReasonStoreUnavailable && !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatalf("completing %d: %v", i, err)
+			}
+			if err != nil {
+				if _, err = b.ledger.Complete(t.Context(), ledger.Caller{}, r); err != nil {
+					t.Fatalf("completing %d again: %v", i, err)
+				}
+			}
+			if v := b.lookup("k" + itoa(i)); v.Condition != ledger.ConditionCompleted {
+				t.Fatalf("%d is %s", i, conditionNames[v.Condition])
+			}
+		}
+	})
+}
+
+// C13: an attempt id that comes late never grants again.
+func TestC13_ALateAttemptID(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.policy(quick())
+	b.complete(b.begin("completed", "a1"), "x")
+	if r, err := b.tryBegin("completed", "a1"); err != nil || r.Completed == nil {
+		t.Errorf("after completion: %+v %v", r, err)
+	}
+	b.fail(b.begin("failed", "a1"), ledger.Retryable)
+	if r, err := b.tryBegin("failed", "a1"); err != nil || r.Failed == nil {
+		t.Errorf("after its failure: %+v %v", r, err)
+	}
+	b.begin("failed", "a2")
+	_, err := b.tryBegin("failed", "a1")
+	b.wantReason(err, ledger.ReasonClaimLost)
+	b.begin("taken", "a1")
+	b.clock.Advance(10 * time.Second)
+	b.begin("taken", "a2")
+	_, err = b.tryBegin("taken", "a1")
+	b.wantReason(err, ledger.ReasonClaimLost)
+}
+
+// C15: the caller goes away after the effect; what it reported is recorded all the same.
+func TestC15_AReportOutlivesItsCaller(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	c := b.begin("k", "a1")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := b.ledger.Complete(ctx, ledger.Caller{}, ledger.CompleteRequest{Ref: c.ref, Token: c.Token, Response: &ledger.Response{}}); err != nil {
+		t.Fatal(err)
+	}
+	if v := b.lookup("k"); v.Condition != ledger.ConditionCompleted {
+		t.Errorf("it is %s", conditionNames[v.Condition])
+	}
+}
+
+// C16: the store is contended. Once its own retries are used up, the caller is told to resend, and reads no SQL.
+func TestC16_Contention(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.faulty.Plan(storetest.On(storetest.Write, storetest.Kinds(storetest.Contend)))
+	_, err := b.tryBegin("k", "a1")
+	var refusal *ledger.Refusal
+	if !errors.As(err, &refusal) || refusal.Reason != ledger.ReasonStoreUnavailable || refusal.RetryAfter <= 0 {
+		t.Fatalf("got %v", err)
+	}
+	if strings.Contains(err.Error(), "injected") {
+		t.Errorf("the store's own words reach the caller: %q", err)
+	}
+	if c := b.begin("k", "a1"); c.Attempt != 1 || c.Resumed {
+		t.Errorf("resent: %+v", c.Grant)
+	}
+}
+
+// C17: the insert meets a row, and a sweep deletes it before the read; with a competitor that begins and completes in between, and without.
+func TestC17_TheRowIsGoneBetweenInsertAndRead(t *testing.T) {
+	t.Parallel()
+	for _, competitor := range []bool{false, true} {
+		b := newBench(t)
+		b.policy(quick())
+		other := benchOn(t, b.clock, b.model)
+		b.complete(b.begin("k", "old"), "old")
+		b.clock.Advance(2 * time.Hour) // its tombstone is past
+		b.faulty.Plan(storetest.On(storetest.Get, storetest.Script(storetest.Fault{Before: func(context.Context) error {
+			other.sweep()
+			if competitor {
+				other.complete(other.begin("k", "b1"), "other's")
+			}
+			return nil
+		}})))
+		r, err := b.tryBegin("k", "a1")
+		b.must(err)
+		switch {
+		case competitor && (r.Completed == nil || string(r.Completed.Response.Body) != "other's"):
+			t.Errorf("the competitor's answer is there, and the caller is told %+v", r)
+		case !competitor && (r.Granted == nil || b.row("k") == nil || b.row("k").Last.Number != 1):
+			t.Errorf("nobody came in between, and the caller is told %+v", r)
+		}
+	}
+}
+
+// C80: a grant that the store held up for longer than half its lease is renewed before it is handed out.
+func TestC80_ASlowGrantIsRenewed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		clock := storetest.NewRunningClock()
+		b := benchOn(t, clock, storetest.NewModel(clock, 0))
+		stall := func(context.Context) error { <-time.After(2500 * time.Millisecond); return nil }
+		b.faulty.Plan(storetest.On(storetest.Write, storetest.Script(storetest.Fault{After: stall})))
+		r := b.beginRequest("k", "a1")
+		r.Lease = time.Second
+		g, err := b.ledger.Begin(t.Context(), ledger.Caller{}, r)
+		b.must(err)
+		if left := g.Granted.LeaseUntil.Sub(clock.Now()); left <= 0 || g.Granted.Resumed {
+			t.Errorf("granted with %v left of its lease: %+v", left, g.Granted)
+		}
+	})
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -115,6 +116,8 @@ func (d *memoryDaemon) runs(typed string, args ...string) result {
 func runAlone(t *testing.T, environ []string, args ...string) result {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
+	// The first of a name counts, so a test that sets HOME has its own.
+	environ = append(slices.Clone(environ), "HOME=/home/ann")
 	w := &world{
 		stdin: strings.NewReader(""), stdout: &stdout, stderr: &stderr, zone: time.UTC, environ: environ,
 		dial: func(context.Context, string) (net.Conn, error) { return nil, fmt.Errorf("nobody is there") },

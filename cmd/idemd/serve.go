@@ -75,6 +75,7 @@ func (w *world) serve(ctx context.Context, s *settings) (err error) {
 		return startError(ctx, err)
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
+	watchEmbedded(d.registry, store)
 	if err := d.build(ctx, store); err != nil {
 		return startError(ctx, err)
 	}

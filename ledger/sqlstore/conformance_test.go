@@ -35,7 +35,7 @@ func backend[S ledger.Store](tb testing.TB, d *database, open func(*database, te
 		Residue: func(tb testing.TB) int { return d.count(tb, "idemd_entries") + d.count(tb, "idemd_bodies") },
 	}
 	if !d.cockroach {
-		// CockroachDB does not show who waits for a row. TestTakeoverThatWaitsForTheRowGetsItsWholeLease runs on both.
+		// CockroachDB does not show who waits for a row. TestC80TakeoverThatWaitsForTheRowGetsItsWholeLease runs on both.
 		b.Block = d.block
 	}
 	return b
@@ -53,17 +53,7 @@ func (d *database) block(tb testing.TB, scope ledger.ScopeID) (waiting func() bo
 	if _, err := tx.Exec(ctx, "SELECT 1 FROM idemd_entries WHERE scope_id = $1 FOR UPDATE", scope[:]); err != nil {
 		tb.Fatal(err)
 	}
-	watch := connect(tb, d.url)
-	waiting = func() bool {
-		var n int
-		err := watch.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
-AND wait_event_type = 'Lock' AND query LIKE '%idemd:%'`).Scan(&n)
-		if err != nil {
-			tb.Errorf("looking for who waits: %v", err)
-		}
-		return n > 0
-	}
-	return waiting, func() {
+	return d.whoWaits(tb), func() {
 		if err := tx.Rollback(ctx); err != nil {
 			tb.Errorf("releasing the row: %v", err)
 		}

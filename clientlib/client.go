@@ -14,7 +14,8 @@ import (
 )
 
 // Client talks to one ledger. It may be used by any number of goroutines. Close it when the work is over, so that outcomes
-// that are not recorded yet still are.
+// that are not recorded yet still are; finish the work first, because what is still at work then can only report at once or not
+// at all.
 type Client struct {
 	config    Config
 	ledger    idemv1.LedgerServiceClient
@@ -29,6 +30,7 @@ type Client struct {
 	closed     bool
 	background int
 	unrecorded int           // of those, how many are outcomes
+	kept       int           // how many bytes those hold
 	idle       chan struct{} // closed once closed is set and background is 0
 }
 

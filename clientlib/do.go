@@ -231,7 +231,7 @@ func (r *run) guarded(ctx context.Context) (Result, error) {
 	end := time.Now().Add(wait)
 	for recovered := false; ; {
 		request := r.beginRequest(idemv1.BeginMode_BEGIN_MODE_RUN, max(time.Until(end), 0))
-		response, sent, err := r.client.begin(ctx, request)
+		response, sent, err := r.begin(ctx, request)
 		if err != nil {
 			if errors.Is(err, ErrAbandoned) && r.options.Abandoned.choice == choiceRecover && !recovered && !r.options.DryRun {
 				// Held for whoever can find out: the hook can.
@@ -259,6 +259,16 @@ func (r *run) guarded(ctx context.Context) (Result, error) {
 		}
 		return result, err
 	}
+}
+
+// begin asks the ledger. Where the work is to be run without an answer too, it leaves the work half of the time that there is.
+func (r *run) begin(ctx context.Context, request *idemv1.BeginRequest) (*idemv1.BeginResponse, time.Time, error) {
+	if deadline, ok := ctx.Deadline(); ok && r.options.FailOpen {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
+		defer cancel()
+	}
+	return r.client.begin(ctx, request)
 }
 
 // claim is what the work is told of a grant.

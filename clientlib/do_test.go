@@ -414,3 +414,34 @@ func TestFailOpenTellsTheLedgerLater(t *testing.T) {
 		}
 	})
 }
+
+func TestACallThatWasNeverMadeLeavesNoTrace(t *testing.T) {
+	ledger := idemtest.New(t)
+	client := ledger.Client(clientlib.Config{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	effects := 0
+	_, err := client.Do(ctx, ref, bytesOf("a"), counted(&effects, "x"), clientlib.Options{Abandoned: clientlib.Refuse()})
+	if status.Code(err) != codes.Canceled || effects != 0 {
+		t.Error(err)
+	}
+	if err := client.Close(); err != nil || ledger.Calls("Begin") != 0 {
+		t.Errorf("%v, %d Begins", err, ledger.Calls("Begin"))
+	}
+}
+
+func TestFailOpenLeavesTimeForTheWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ledger := idemtest.New(t)
+		client := ledger.Client(clientlib.Config{})
+		ledger.GoAway()
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		effects := 0
+		result, err := client.Do(ctx, ref, bytesOf("a"), counted(&effects, "x"), clientlib.Options{Abandoned: clientlib.Refuse(), FailOpen: true})
+		if err != nil || result.Outcome != clientlib.Bypassed || effects != 1 || ctx.Err() != nil {
+			t.Errorf("%+v %v", result, err)
+		}
+		ledger.ComeBack()
+	})
+}

@@ -34,6 +34,7 @@ const (
 	ReasonPolicyChanged      Reason = "POLICY_CHANGED"
 	ReasonClaimLive          Reason = "CLAIM_LIVE"
 	ReasonPermissionDenied   Reason = "PERMISSION_DENIED"
+	ReasonUnauthenticated    Reason = "UNAUTHENTICATED"
 	ReasonInvalidTenant      Reason = "INVALID_TENANT"
 	ReasonInvalidOperation   Reason = "INVALID_OPERATION"
 	ReasonInvalidKey         Reason = "INVALID_KEY"
@@ -112,7 +113,9 @@ type Error struct {
 	// false where this library concluded it, for example because no answer came.
 	FromServer bool
 
-	cause error
+	// unsent: the call was never made, so that nothing can have come of it.
+	unsent bool
+	cause  error
 }
 
 // Error returns reason and message.

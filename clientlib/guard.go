@@ -212,7 +212,13 @@ func newGuard(g Guard, server bool) (*guard, error) {
 func (g *guard) options(m *method, request proto.Message) Options {
 	o := Options{
 		Abandoned: g.Abandoned, Lease: g.Lease, Wait: g.Wait, Classes: g.Classes, FailOpen: m.FailOpen, Request: request,
-		DryRun: g.DryRun, method: m.Method, encode: func(answer proto.Message) (Response, error) { return g.encode(m, answer, nil, nil) },
+		DryRun: g.DryRun, method: m.Method,
+		encode: func(answer proto.Message) (Response, error) {
+			if got, want := answer.ProtoReflect().Descriptor().FullName(), m.answer.Descriptor().FullName(); got != want {
+				return Response{}, invalidConfig("a recovery hook answers with a %s; %s answers with a %s", got, m.Method, want)
+			}
+			return g.encode(m, answer, nil, nil)
+		},
 	}
 	if m.own.Abandoned.choice != undecided {
 		o.Abandoned = m.own.Abandoned

@@ -41,7 +41,9 @@ func resend[R any](
 	var last *Error
 	for try, odd := 0, 0; ; try++ {
 		if ctx.Err() != nil {
-			return answered[R]{}, ended(ctx, call, last)
+			err := ended(ctx, call, last)
+			err.unsent = try == 0
+			return answered[R]{}, err
 		}
 		tryCtx, cancel := context.WithTimeout(ctx, pace.try)
 		at := time.Now()
@@ -96,6 +98,9 @@ func ambiguous(err error) bool {
 	var e *Error
 	if !errors.As(err, &e) {
 		return true
+	}
+	if e.unsent {
+		return false
 	}
 	switch e.Code {
 	case codes.Unavailable:

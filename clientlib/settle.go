@@ -31,6 +31,17 @@ func (r *run) failReport(claim Claim, class Class, err error) report {
 		func(f *idemv1.FailRequest) int { return proto.Size(f) }, r.client.config.MaxMessageBytes)}
 }
 
+func (r report) copied() report {
+	return report{complete: proto.CloneOf(r.complete), fail: proto.CloneOf(r.fail)}
+}
+
+func (r report) size() int {
+	if r.complete != nil {
+		return proto.Size(r.complete)
+	}
+	return proto.Size(r.fail)
+}
+
 // smaller is the report with less in it, or nothing where there is nothing more to leave out.
 func (r report) smaller() (report, bool) {
 	if r.complete != nil {
@@ -81,7 +92,39 @@ func (r *run) settle(ctx context.Context, h *held, report report) settlement {
 	if s, done := r.settled(detached, err); done {
 		return s
 	}
+	if !r.settleLater(detached, h, p, report) {
+		c.telemetry.notRecorded(detached, r.ref.Operation)
+		c.config.Logger.ErrorContext(detached, "idem: an outcome could not be recorded: too many wait in the background, or the client is closed",
+			"operation", r.ref.Operation, "attempt", h.claim.Attempt, "error", err)
+		return dropped
+	}
+	return later
+}
+
+// maxKeptBytes bounds what outcomes in the background hold. Past it they wait without their bodies: that it was done is what
+// matters.
+const maxKeptBytes = 64 << 20
+
+// settleLater goes on reporting in the background. False: there is no room.
+func (r *run) settleLater(detached context.Context, h *held, p pace, report report) bool {
+	c := r.client
+	report = report.copied() // the caller gets its answer back, and may change it
+	c.mu.Lock()
+	size := report.size()
+	if c.kept+size > maxKeptBytes {
+		if fewer, ok := report.smaller(); ok {
+			report, size = fewer, fewer.size()
+		}
+	}
+	c.kept += size
+	c.mu.Unlock()
+	forget := func() {
+		c.mu.Lock()
+		c.kept -= size
+		c.mu.Unlock()
+	}
 	started := c.goBackground(true, func(life context.Context) {
+		defer forget()
 		c.telemetry.settling(detached, 1)
 		defer c.telemetry.settling(detached, -1)
 		limited, cancel := context.WithTimeout(life, c.config.SettleLimit)
@@ -95,12 +138,9 @@ func (r *run) settle(ctx context.Context, h *held, report report) settlement {
 			"operation", r.ref.Operation, "attempt", h.claim.Attempt, "error", err)
 	})
 	if !started {
-		c.telemetry.notRecorded(detached, r.ref.Operation)
-		c.config.Logger.ErrorContext(detached, "idem: an outcome could not be recorded: too many wait in the background, or the client is closed",
-			"operation", r.ref.Operation, "attempt", h.claim.Attempt, "error", err)
-		return dropped
+		forget()
 	}
-	return later
+	return started
 }
 
 // settled says what the end of a report means. done: there is nothing more to try.

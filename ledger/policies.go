@@ -28,6 +28,8 @@ type policyCache struct {
 	rulesOf map[policyName]*Rules  // guarded by mu; never changed in place
 	known   map[policyName]*Policy // guarded by mu; never changed in place
 	asOf    time.Time              // guarded by mu; when the reading of this copy began, by the monotonic clock
+	reading uint64                 // guarded by mu; counts the readings begun, so that of two at one instant the later one counts
+	latest  uint64                 // guarded by mu; which reading this copy is
 
 	loading sync.Mutex
 	builtin *Rules
@@ -54,7 +56,10 @@ func (c *policyCache) run(ctx context.Context) {
 }
 
 func (c *policyCache) reload(ctx context.Context) error {
-	began := time.Now()
+	c.mu.Lock()
+	c.reading++
+	this, began := c.reading, time.Now()
+	c.mu.Unlock()
 	settings, err := c.store.Settings(ctx, policyKind)
 	if err != nil {
 		return err
@@ -70,8 +75,8 @@ func (c *policyCache) reload(ctx context.Context) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.asOf.Before(began) {
-		c.known, c.rulesOf, c.asOf = known, rules, began
+	if this > c.latest {
+		c.known, c.rulesOf, c.asOf, c.latest = known, rules, began, this
 	}
 	return nil
 }

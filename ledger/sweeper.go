@@ -324,8 +324,11 @@ func (s *sweeper) giveTurn(ctx context.Context) {
 func (s *sweeper) watch(ctx context.Context) {
 	var oldestDue, oldestHeld time.Duration
 	held := 0
+	s.mu.Lock()
+	bounds := s.bounds
+	s.mu.Unlock()
 	for shard := range Shards {
-		page, err := s.ledger.page(ctx, PageQuery{Order: ByDue, Shard: shard, After: s.bounds[shard], Limit: 1, Lean: true})
+		page, err := s.ledger.page(ctx, PageQuery{Order: ByDue, Shard: shard, After: bounds[shard], Limit: 1, Lean: true})
 		if err != nil {
 			return
 		}

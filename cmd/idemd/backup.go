@@ -44,8 +44,8 @@ func (w *world) backupCommand() *cobra.Command {
 				Size        int64  `json:"sizeBytes"`
 			}{choice.directory, args[0], size})
 		}
-		_, err = fmt.Fprintf(w.stdout, "%s: %d bytes\n", args[0], size)
-		return err
+		w.stdout.printf("%s: %d bytes\n", args[0], size)
+		return nil
 	}
 	return cmd
 }

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
@@ -74,8 +72,8 @@ func (w *world) configCheckCommand() *cobra.Command {
 			rows = append(rows, []string{setting.Name, oneLine(setting.Value), oneLine(setting.From)})
 		}
 		table(w.stdout, []string{"SETTING", "VALUE", "FROM"}, rows)
-		_, err = fmt.Fprintf(w.stdout, "\nThe settings are right. The ledger is kept in %s.\n", choice)
-		return err
+		w.stdout.printf("\nThe settings are right. The ledger is kept in %s.\n", choice)
+		return nil
 	}
 	return cmd
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/hex"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 
@@ -43,7 +42,7 @@ func meaning(c idemv1.EntryCondition) string {
 }
 
 // printEntry shows an entry to a person.
-func (w *world) printEntry(out io.Writer, e *idemv1.Entry) {
+func (w *world) printEntry(out *printer, e *idemv1.Entry) {
 	clock := w.clock(e.GetTimes().GetStoreTime())
 	var f facts
 	f.add("operation", "%s", oneLine(e.GetRef().GetOperation()))
@@ -158,7 +157,7 @@ func bodyText(r *idemv1.Response) string {
 	}
 	more := ""
 	if len(body) > maxShownBytes {
-		more = fmt.Sprintf("\n(… see all of it with --body)")
+		more = "\n(… see all of it with --body)"
 	}
 	return fmt.Sprintf("%d bytes%s\n%s%s", len(body), kind, shown, more)
 }
@@ -212,11 +211,11 @@ func addEvidence(f *facts, clock clockFace, e *idemv1.Evidence) {
 	}
 }
 
-func printAttempts(out io.Writer, clock clockFace, attempts []*idemv1.Attempt) {
+func printAttempts(out *printer, clock clockFace, attempts []*idemv1.Attempt) {
 	if len(attempts) == 0 {
 		return
 	}
-	fmt.Fprintln(out)
+	out.printf("\n")
 	rows := make([][]string, 0, len(attempts))
 	for _, a := range attempts {
 		kind := "run"
@@ -234,11 +233,11 @@ func printAttempts(out io.Writer, clock clockFace, attempts []*idemv1.Attempt) {
 	table(out, []string{"ATTEMPT", "FOR", "BEGAN", "ENDING", "ENDED", "LEASE", "HOLDER", "PRINCIPAL"}, rows)
 }
 
-func printResolutions(out io.Writer, clock clockFace, resolutions []*idemv1.Resolution) {
+func printResolutions(out *printer, clock clockFace, resolutions []*idemv1.Resolution) {
 	if len(resolutions) == 0 {
 		return
 	}
-	fmt.Fprintln(out)
+	out.printf("\n")
 	rows := make([][]string, 0, len(resolutions))
 	for _, r := range resolutions {
 		rows = append(rows, []string{
@@ -250,7 +249,7 @@ func printResolutions(out io.Writer, clock clockFace, resolutions []*idemv1.Reso
 }
 
 // printNext says how to go on with an entry that waits for somebody.
-func (w *world) printNext(out io.Writer, e *idemv1.Entry) {
+func (w *world) printNext(out *printer, e *idemv1.Entry) {
 	switch e.GetCondition() {
 	case idemv1.EntryCondition_ENTRY_CONDITION_HELD, idemv1.EntryCondition_ENTRY_CONDITION_ABANDONED:
 	default:
@@ -260,13 +259,13 @@ func (w *world) printNext(out io.Writer, e *idemv1.Entry) {
 	if name := e.GetRef().GetTenant(); name != defaultTenant {
 		tenant = " --tenant " + shellQuote(name)
 	}
-	fmt.Fprintf(out, "\nFind out whether it happened, then one of\n")
+	out.printf("\nFind out whether it happened, then one of\n")
 	for _, how := range []struct{ word, extra, when string }{
 		{"complete", " --code 0", "it happened"},
 		{"fail", " --code aborted --message …", "it did not, and must not any more"},
 		{"release", "", "it did not, and the next retry may run it"},
 	} {
-		fmt.Fprintf(out, "  idemd resolve %s %s %s%s --attempt %d%s --reason …  # %s\n", how.word, shellQuote(e.GetRef().GetOperation()),
+		out.printf("  idemd resolve %s %s %s%s --attempt %d%s --reason …  # %s\n", how.word, shellQuote(e.GetRef().GetOperation()),
 			shellQuote(e.GetRef().GetKey()), tenant, e.GetLatestAttempt(), how.extra, how.when)
 	}
 }

@@ -27,7 +27,7 @@ func (w *world) healthCommand() *cobra.Command {
 		if t.json() {
 			err = printProto(w.stdout, out)
 		} else {
-			_, err = fmt.Fprintln(w.stdout, out.GetStatus())
+			w.stdout.printf("%s\n", out.GetStatus())
 		}
 		if err == nil && out.GetStatus() != healthpb.HealthCheckResponse_SERVING {
 			return fmt.Errorf("the daemon at %s does not serve", t.addr)

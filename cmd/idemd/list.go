@@ -123,11 +123,11 @@ func (w *world) list(ctx context.Context, c *client, f listFlags) error {
 		if len(rows) > 0 {
 			table(w.stdout, []string{"TENANT", "OPERATION", "KEY", "CONDITION", "DOUBT", "ATTEMPT", "AGE", "SINCE", "HOLDER"}, rows)
 		} else if err == nil {
-			fmt.Fprintln(w.stderr, "no entries")
+			w.stderr.printf("no entries\n")
 		}
 	}
 	if errors.Is(err, errEnough) {
-		fmt.Fprintf(w.stderr, "idemd: more entries follow these %d: see them with --limit or --all\n", printed)
+		w.stderr.printf("idemd: more entries follow these %d: see them with --limit or --all\n", printed)
 		return nil
 	}
 	return err

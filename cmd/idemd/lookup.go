@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 
 	"github.com/spf13/cobra"
 
@@ -46,7 +45,7 @@ func (c *client) lookup(ctx context.Context, ref *idemv1.EntryRef) (*idemv1.Entr
 	return out.GetEntry(), err
 }
 
-func printBody(out io.Writer, e *idemv1.Entry) error {
+func printBody(out *printer, e *idemv1.Entry) error {
 	response := e.GetAnswer().GetResponse()
 	switch {
 	case response == nil:

@@ -17,7 +17,7 @@ import (
 // world is all that the program has of what is outside it, so that tests can stand in for each part.
 type world struct {
 	stdin          io.Reader
-	stdout, stderr io.Writer
+	stdout, stderr *printer
 	environ        []string
 	// asks: there is a person at stdin and stderr, who can be asked.
 	asks bool
@@ -43,7 +43,7 @@ func (w *world) getenv(name string) string {
 func main() {
 	isTerminal := func(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 	w := &world{
-		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, environ: os.Environ(), zone: time.Local,
+		stdin: os.Stdin, stdout: &printer{to: os.Stdout}, stderr: &printer{to: os.Stderr}, environ: os.Environ(), zone: time.Local,
 		asks: isTerminal(os.Stdin) && isTerminal(os.Stderr), draws: isTerminal(os.Stderr),
 	}
 	os.Exit(w.run(context.Background(), os.Args[1:]))

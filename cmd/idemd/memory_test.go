@@ -106,7 +106,7 @@ type result struct {
 func (d *memoryDaemon) runs(typed string, args ...string) result {
 	var stdout, stderr bytes.Buffer
 	w := &world{
-		stdin: strings.NewReader(typed), stdout: &stdout, stderr: &stderr, zone: time.UTC, asks: typed != "", dial: d.dial,
+		stdin: strings.NewReader(typed), stdout: &printer{to: &stdout}, stderr: &printer{to: &stderr}, zone: time.UTC, asks: typed != "", dial: d.dial,
 	}
 	code := w.run(d.t.Context(), args)
 	return result{stdout.String(), stderr.String(), code}
@@ -119,7 +119,7 @@ func runAlone(t *testing.T, environ []string, args ...string) result {
 	// The first of a name counts, so a test that sets HOME has its own.
 	environ = append(slices.Clone(environ), "HOME=/home/ann")
 	w := &world{
-		stdin: strings.NewReader(""), stdout: &stdout, stderr: &stderr, zone: time.UTC, environ: environ,
+		stdin: strings.NewReader(""), stdout: &printer{to: &stdout}, stderr: &printer{to: &stderr}, zone: time.UTC, environ: environ,
 		dial: func(context.Context, string) (net.Conn, error) { return nil, fmt.Errorf("nobody is there") },
 	}
 	code := w.run(t.Context(), args)

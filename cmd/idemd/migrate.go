@@ -55,12 +55,12 @@ func (w *world) migrateUpCommand() *cobra.Command {
 		applied := []migrationStep{}
 		err = sqlstore.Migrate(cmd.Context(), cfg, func(p sqlstore.MigrationProgress) {
 			if p.Step == nil {
-				fmt.Fprintln(w.stderr, "idemd: another migration is under way; waiting for it")
+				w.stderr.printf("idemd: another migration is under way; waiting for it\n")
 				return
 			}
 			applied = append(applied, migrationStep{p.Step.Number, p.Step.Name})
 			if out.value == formText {
-				fmt.Fprintf(w.stdout, "applied %d %s\n", p.Step.Number, p.Step.Name)
+				w.stdout.printf("applied %d %s\n", p.Step.Number, p.Step.Name)
 			}
 		})
 		if err != nil {
@@ -72,8 +72,8 @@ func (w *world) migrateUpCommand() *cobra.Command {
 				Applied []migrationStep `json:"applied"`
 			}{choice.String(), applied})
 		}
-		_, err = fmt.Fprintf(w.stdout, "the schema of %s is what this build needs\n", choice)
-		return err
+		w.stdout.printf("the schema of %s is what this build needs\n", choice)
+		return nil
 	}
 	return cmd
 }
@@ -126,6 +126,6 @@ func (w *world) printMigrations(choice storeChoice, state sqlstore.MigrationStat
 	for _, step := range pending {
 		rows = append(rows, []string{strconv.Itoa(step.Number), step.Name})
 	}
-	fmt.Fprintln(w.stdout)
+	w.stdout.printf("\n")
 	table(w.stdout, []string{"PENDING", "NAME"}, rows)
 }

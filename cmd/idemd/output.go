@@ -34,21 +34,40 @@ func protoJSON(m proto.Message) (json.RawMessage, error) {
 }
 
 // printProto prints a message as one line of JSON.
-func printProto(w io.Writer, m proto.Message) error {
+func printProto(w *printer, m proto.Message) error {
 	raw, err := protoJSON(m)
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "%s\n", raw)
-	return err
+	w.printf("%s\n", raw)
+	return nil
 }
 
 // printJSON prints a value of this program's own as one line of JSON.
-func printJSON(w io.Writer, v any) error {
+func printJSON(w *printer, v any) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetEscapeHTML(false)
 	return encoder.Encode(v)
 }
+
+// printer writes, and remembers the first failure: a script whose disk is full must not take half a list for all of it.
+type printer struct {
+	to     io.Writer
+	failed error
+}
+
+// Write implements [io.Writer].
+func (p *printer) Write(b []byte) (int, error) {
+	if p.failed != nil {
+		return 0, p.failed
+	}
+	n, err := p.to.Write(b)
+	p.failed = err
+	return n, err
+}
+
+// printf writes; run tells what went wrong.
+func (p *printer) printf(format string, args ...any) { _, _ = fmt.Fprintf(p, format, args...) }
 
 // printable makes text safe for a terminal: keys, holders, reasons and answers are other people's words, and some terminals obey them.
 func printable(text string) string {
@@ -77,7 +96,7 @@ func oneLine(text string) string {
 }
 
 // table prints rows under a header, each column as wide as its widest cell. An empty cell is a dash, so that columns can be counted.
-func table(w io.Writer, header []string, rows [][]string) {
+func table(w *printer, header []string, rows [][]string) {
 	widths := make([]int, len(header))
 	for _, row := range append([][]string{header}, rows...) {
 		for i, cell := range row {
@@ -93,7 +112,7 @@ func table(w io.Writer, header []string, rows [][]string) {
 			line.WriteString(cell)
 			line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+2))
 		}
-		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
+		w.printf("%s\n", strings.TrimRight(line.String(), " "))
 	}
 }
 
@@ -106,14 +125,14 @@ func (f *facts) add(name, format string, args ...any) {
 	}
 }
 
-func (f *facts) print(w io.Writer) {
+func (f *facts) print(w *printer) {
 	width := 0
 	for _, row := range f.rows {
 		width = max(width, len(row[0]))
 	}
 	for _, row := range f.rows {
 		value := strings.ReplaceAll(row[1], "\n", "\n"+strings.Repeat(" ", width+2))
-		fmt.Fprintf(w, "%-*s  %s\n", width, row[0], value)
+		w.printf("%-*s  %s\n", width, row[0], value)
 	}
 }
 

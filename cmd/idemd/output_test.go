@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -182,6 +183,38 @@ func TestCompletionsAreThereForEveryShell(t *testing.T) {
 		t.Errorf("conditions: %+v", r)
 	}
 }
+
+// TestProgressIsOneLineThatIsWrittenOver on a terminal, and what it came to is all that standard output gets.
+func TestProgressIsOneLineThatIsWrittenOver(t *testing.T) {
+	t.Parallel()
+	d := newMemoryDaemon(t)
+	if err := d.begin("order-1"); err != nil {
+		t.Fatal(err)
+	}
+	d.clock.Advance(30 * day)
+	var stdout, stderr bytes.Buffer
+	w := &world{stdin: strings.NewReader(""), stdout: &printer{to: &stdout}, stderr: &printer{to: &stderr}, zone: time.UTC, draws: true, dial: d.dial}
+	if code := w.run(t.Context(), []string{"sweep"}); code != exitOK || !strings.HasPrefix(stdout.String(), "examined 1, ") {
+		t.Errorf("exit %d, %q", code, stdout.String())
+	}
+	if drawn := stderr.String(); strings.Contains(drawn, "\n") || !strings.HasPrefix(drawn, "\r\x1b[K") || !strings.HasSuffix(drawn, "\r\x1b[K") {
+		t.Errorf("drawn: %q", drawn)
+	}
+}
+
+// TestWhatCouldNotBePrintedIsAFailure: half a list is not the list.
+func TestWhatCouldNotBePrintedIsAFailure(t *testing.T) {
+	t.Parallel()
+	var stderr bytes.Buffer
+	w := &world{stdin: strings.NewReader(""), stdout: &printer{to: fullDisk{}}, stderr: &printer{to: &stderr}}
+	if code := w.run(t.Context(), []string{"version"}); code != exitFailed || !strings.Contains(stderr.String(), "no space left") {
+		t.Errorf("exit %d, %s", code, stderr.String())
+	}
+}
+
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
 
 func TestVersionIsForPeopleAndForScripts(t *testing.T) {
 	t.Parallel()

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 
@@ -102,7 +101,7 @@ func (w *world) listPolicies(ctx context.Context, c *client, tenant string) erro
 	switch {
 	case c.target.json():
 	case len(rows) == 0:
-		fmt.Fprintln(w.stderr, "no policies: the built-in one counts everywhere")
+		w.stderr.printf("no policies: the built-in one counts everywhere\n")
 	default:
 		table(w.stdout, []string{"TENANT", "OPERATION", "RETENTION", "DECIDED BY", "TOMBSTONE", "LEASE", "ABANDONED"}, rows)
 	}
@@ -128,7 +127,7 @@ func (w *world) policyDeleteCommand() *cobra.Command {
 		if t.json() {
 			return printProto(w.stdout, out)
 		}
-		fmt.Fprintf(w.stdout, "deleted; no daemon follows it from %s\n", out.GetEffectiveTime().AsTime().In(w.zone).Format(timeLayout))
+		w.stdout.printf("deleted; no daemon follows it from %s\n", out.GetEffectiveTime().AsTime().In(w.zone).Format(timeLayout))
 		return nil
 	}
 	return cmd
@@ -246,13 +245,13 @@ func (w *world) putPolicy(ctx context.Context, c *client, policy *idemv1.Policy)
 		return printProto(w.stdout, out)
 	}
 	w.printPolicy(w.stdout, out.GetPolicy(), "")
-	fmt.Fprintf(w.stdout, "\nEvery daemon follows it from %s. Standing entries keep their terms: see idemd policy apply.\n",
+	w.stdout.printf("\nEvery daemon follows it from %s. Standing entries keep their terms: see idemd policy apply.\n",
 		out.GetEffectiveTime().AsTime().In(w.zone).Format(timeLayout))
 	return nil
 }
 
 // printPolicy shows a policy with every default said.
-func (w *world) printPolicy(out io.Writer, p *idemv1.Policy, source string) {
+func (w *world) printPolicy(out *printer, p *idemv1.Policy, source string) {
 	var f facts
 	f.add("operation", "%s", oneLine(p.GetOperation()))
 	f.add("tenant", "%s", oneLine(p.GetTenant()))
@@ -339,6 +338,7 @@ func keyFormatText(k *idemv1.KeyFormat) string {
 		text = "UUIDs"
 	case idemv1.KeyFormatKind_KEY_FORMAT_KIND_PATTERN:
 		text = "matching " + oneLine(k.GetPattern())
+	default: // any
 	}
 	if k.GetRefuseTimestamps() {
 		text += ", no timestamps"

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -37,7 +38,10 @@ func TestMain(m *testing.M) {
 // patience is how long a process may take for anything here. It is only ever waited for when something is wrong.
 const patience = 60 * time.Second
 
-var binaryDir string
+var (
+	binaryDir string
+	buildArgs = []string{"build"}
+)
 
 // binary builds the program, once, when the first test asks for it.
 var binary = sync.OnceValues(func() (string, error) {
@@ -47,7 +51,8 @@ var binary = sync.OnceValues(func() (string, error) {
 	}
 	binaryDir = dir
 	path := filepath.Join(dir, "idemd")
-	out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput()
+	args := append(slices.Clone(buildArgs), "-o", path, ".")
+	out, err := exec.CommandContext(context.Background(), "go", args...).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("building the program: %w\n%s", err, out)
 	}

@@ -206,7 +206,7 @@ func (w *world) resolve(ctx context.Context, c *client, word string, request *id
 		return printProto(w.stdout, out)
 	}
 	if out.GetResent() {
-		fmt.Fprintln(w.stderr, "idemd: the same was decided before; nothing was changed")
+		w.stderr.printf("idemd: the same was decided before; nothing was changed\n")
 	}
 	w.printEntry(w.stdout, out.GetEntry())
 	return nil
@@ -214,7 +214,7 @@ func (w *world) resolve(ctx context.Context, c *client, word string, request *id
 
 // confirm asks a person to type a word.
 func (w *world) confirm(question, word string) bool {
-	fmt.Fprint(w.stderr, question)
+	w.stderr.printf("%s", question)
 	line, _ := bufio.NewReader(w.stdin).ReadString('\n')
 	return strings.TrimSpace(line) == word
 }

@@ -26,14 +26,17 @@ func (w *world) run(ctx context.Context, args []string) int {
 	root := w.rootCommand()
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil && w.stdout.failed != nil {
+		err = fmt.Errorf("printing: %w", w.stdout.failed)
+	}
 	if err == nil {
 		return exitOK
 	}
-	fmt.Fprintf(w.stderr, "idemd: %s\n", describe(err))
+	w.stderr.printf("idemd: %s\n", describe(err))
 	if code := exitCode(err); code != exitFailed || !isCobraError(err) {
 		return code
 	}
-	fmt.Fprintf(w.stderr, "idemd: see %s --help\n", cmd.CommandPath())
+	w.stderr.printf("idemd: see %s --help\n", cmd.CommandPath())
 	return exitUsage
 }
 

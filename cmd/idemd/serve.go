@@ -38,9 +38,10 @@ func (w *world) serveCommand() *cobra.Command {
 		if err := s.validate(); err != nil {
 			return asUsage(err)
 		}
-		ctx, stop := untilSignal(cmd.Context(), newLogger(w.stderr, s))
+		log := newLogger(w.stderr.to, s)
+		ctx, stop := untilSignal(cmd.Context(), log)
 		defer stop()
-		return w.serve(ctx, s)
+		return w.serve(ctx, s, log)
 	}
 	return cmd
 }
@@ -60,8 +61,8 @@ type daemon struct {
 
 // serve builds the parts from the store up, serves until ctx ends, and takes them down in the opposite order: the store goes last, when nobody
 // uses it.
-func (w *world) serve(ctx context.Context, s *settings) (err error) {
-	d := &daemon{settings: s, log: newLogger(w.stderr, s), registry: prometheus.NewRegistry()}
+func (w *world) serve(ctx context.Context, s *settings, log *slog.Logger) (err error) {
+	d := &daemon{settings: s, log: log, registry: prometheus.NewRegistry()}
 	if w.origins["store"] == "--store" && redactURL(s.store) != s.store {
 		d.log.Warn("the store's password stands on the command line, where every user of this machine can read it: use --store-password-file")
 	}

@@ -140,7 +140,7 @@ func (w *world) environment(cmd *cobra.Command) (map[string]string, error) {
 		return nil, usage("the environment: %s", strings.Join(unknown, "\n"))
 	}
 	for _, message := range unknown {
-		fmt.Fprintf(w.stderr, "idemd: warning: %s\n", message)
+		w.stderr.printf("idemd: warning: %s\n", message)
 	}
 	return found, nil
 }

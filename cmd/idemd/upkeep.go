@@ -26,26 +26,30 @@ func readAtMost(r io.Reader, limit int64) ([]byte, error) {
 // stream is what the calls have in common that report progress.
 type stream[M proto.Message] interface{ Recv() (M, error) }
 
-// follow prints the reports of a call as they come: one JSON line each for scripts, one line that is written over on a terminal, the last one
-// in any case. each, if not nil, is called with every report.
+// progressEvery is how often progress is told where no line can be written over.
+const progressEvery = 5 * time.Second
+
+// follow prints the reports of a call as they come: one JSON line each for scripts, one line that is written over on a terminal, a line from
+// time to time elsewhere, and what it came to in the end. each, if not nil, is called with every report.
 func follow[M proto.Message](w *world, c *client, s stream[M], err error, each func(M), text func(M) string) error {
 	if err != nil {
 		return called(err, c.target.addr)
 	}
 	var last M
+	told := time.Now()
 	for some := false; ; some = true {
 		report, err := s.Recv()
 		switch {
 		case errors.Is(err, io.EOF):
 			w.endLine(some && !c.target.json())
 			if some && !c.target.json() {
-				fmt.Fprintln(w.stdout, text(last))
+				w.stdout.printf("%s\n", text(last))
 			}
 			return nil
 		case err != nil:
 			w.endLine(some && !c.target.json())
 			if some && !c.target.json() {
-				fmt.Fprintf(w.stderr, "idemd: broken off after: %s\n", text(last))
+				w.stderr.printf("idemd: broken off after: %s\n", text(last))
 			}
 			return called(err, c.target.addr)
 		}
@@ -62,7 +66,10 @@ func follow[M proto.Message](w *world, c *client, s stream[M], err error, each f
 				return err
 			}
 		case w.draws:
-			fmt.Fprintf(w.stderr, "\r\x1b[K%s", text(report))
+			w.stderr.printf("\r\x1b[K%s", text(report))
+		case time.Since(told) > progressEvery:
+			told = time.Now()
+			w.stderr.printf("%s\n", text(report))
 		}
 	}
 }
@@ -70,7 +77,7 @@ func follow[M proto.Message](w *world, c *client, s stream[M], err error, each f
 // endLine wipes the line that is written over.
 func (w *world) endLine(drawn bool) {
 	if drawn && w.draws {
-		fmt.Fprint(w.stderr, "\r\x1b[K")
+		w.stderr.printf("\r\x1b[K")
 	}
 }
 
@@ -146,13 +153,13 @@ func (w *world) printStats(stats *idemv1.GetStatsResponse) {
 	if len(rows) > 0 {
 		table(w.stdout, []string{"TENANT", "OPERATION", "CONDITION", "ENTRIES", "IN DOUBT"}, rows)
 	} else {
-		fmt.Fprintln(w.stdout, "no entries")
+		w.stdout.printf("no entries\n")
 	}
 	if held := stats.GetOldestHeldTime(); held != nil {
-		fmt.Fprintf(w.stdout, "held longest since %s: see idemd list --condition held\n", clock.tell(held))
+		w.stdout.printf("held longest since %s: see idemd list --condition held\n", clock.tell(held))
 	}
 	if overdue := stats.GetOldestOverdueTime(); overdue != nil {
-		fmt.Fprintf(w.stdout, "oldest overdue for a sweep since %s\n", clock.tell(overdue))
+		w.stdout.printf("oldest overdue for a sweep since %s\n", clock.tell(overdue))
 	}
 }
 
@@ -209,7 +216,7 @@ func (w *world) erase(ctx context.Context, c *client, request *idemv1.DeleteEntr
 		return fmt.Sprintf("erased %d, skipped %d", r.GetErasedCount(), r.GetSkippedCount())
 	})
 	if len(rows) > 0 && !c.target.json() {
-		fmt.Fprintln(w.stdout, "skipped, since somebody is at work on them: run it again after their leases, or with --force")
+		w.stdout.printf("skipped, since somebody is at work on them: run it again after their leases, or with --force\n")
 		table(w.stdout, []string{"HASH", "CONDITION", "LEASE ENDS"}, rows)
 	}
 	return err

@@ -70,8 +70,8 @@ func (w *world) versionCommand() *cobra.Command {
 		if out.value == formJSON {
 			return printJSON(w.stdout, buildVersion())
 		}
-		_, err := fmt.Fprintln(w.stdout, buildVersion())
-		return err
+		w.stdout.printf("%s\n", buildVersion())
+		return nil
 	}
 	return cmd
 }

@@ -1,0 +1,5 @@
+//go:build race
+
+package main
+
+func init() { buildArgs = append(buildArgs, "-race") } // the real program is watched as well

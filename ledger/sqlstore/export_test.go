@@ -1,6 +1,13 @@
 package sqlstore
 
-import "github.com/idemd/idemd/ledger"
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/idemd/idemd/ledger"
+)
 
 // StatementFor is the statement that a store sends for a write.
 func StatementFor(s *Store, w ledger.Write) (string, []any) {
@@ -9,4 +16,37 @@ func StatementFor(s *Store, w ledger.Write) (string, []any) {
 		panic(err)
 	}
 	return text, args
+}
+
+// Conn is a connection of a store's pool, given back when the test ends.
+func Conn(t testing.TB, s *Store) *pgx.Conn {
+	conn, err := s.pool.Acquire(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Release)
+	return conn.Conn()
+}
+
+// Texts are all statements that look for rows, by name.
+func Texts(s *Store) map[string]string {
+	out := map[string]string{
+		"put-absent": s.sql.putAbsent, "put-absent-apart": s.sql.putAbsentApart, "put-over": s.sql.putOver, "put-over-apart": s.sql.putOverApart,
+		"settle": s.sql.settle, "settle-apart": s.sql.settleApart, "give-up": s.sql.giveUp, "extend": s.sql.extend, "get": s.sql.get,
+		"forget": s.sql.forget, "setting-insert": s.sql.settingInsert, "setting-update": s.sql.settingUpdate, "setting-delete": s.sql.settingDelete,
+	}
+	for _, lean := range []bool{false, true} {
+		for name, q := range map[string]ledger.PageQuery{
+			"page-due": {Order: ledger.ByDue}, "page-all": {Order: ledger.ByScope}, "page-tenant": {Order: ledger.ByScope, Tenant: "t"},
+			"page-operation": {Order: ledger.ByScope, Tenant: "t", Operation: "o"},
+			"page-filtered":  {Order: ledger.ByScope, States: []ledger.State{ledger.Pending}, CreatedUntil: ledger.Never},
+		} {
+			q.Lean = lean
+			if lean {
+				name += "-lean"
+			}
+			out[name], _ = s.sql.page(q, 1, ledger.Cursor{}, 1)
+		}
+	}
+	return out
 }

@@ -184,10 +184,11 @@ func newMigrator(ctx context.Context, cfg Config) (*migrator, error) {
 	if err == nil && !cfg.Pooler {
 		// A limit that the role brings along is meant for short statements, not for building an index.
 		_, err = m.work.Exec(ctx, "SET statement_timeout = 0")
+		err = classify("migrate", reading, err)
 	}
 	if err != nil {
 		m.close(ctx)
-		return nil, classify("migrate", reading, err)
+		return nil, err
 	}
 	m.clock = m.engine.clockSQL()
 	return m, nil

@@ -1,4 +1,4 @@
--- Entries. What a statement looks at is a column of its own; the rest stands in three blobs. Times are microseconds since the Unix
+-- Entries. What a statement looks at is a column of its own, and the rest stands in three blobs. Times are microseconds since the Unix
 -- epoch by the clock of the node a statement was sent to, durations nanoseconds. The text columns compare and sort byte by byte.
 CREATE TABLE IF NOT EXISTS idemd_entries (
     scope_id          BYTES  NOT NULL PRIMARY KEY,

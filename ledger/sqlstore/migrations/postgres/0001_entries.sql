@@ -1,4 +1,4 @@
--- Entries. What a statement looks at is a column of its own; the rest stands in three blobs. Times are microseconds since the Unix
+-- Entries. What a statement looks at is a column of its own, and the rest stands in three blobs. Times are microseconds since the Unix
 -- epoch by the database's clock, durations nanoseconds. The text columns compare and sort byte by byte, in every locale.
 -- An entry is written once and updated once soon after: room is left for the second version on the first one's page.
 CREATE TABLE IF NOT EXISTS idemd_entries (

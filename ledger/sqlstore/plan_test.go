@@ -1,0 +1,178 @@
+package sqlstore_test
+
+import (
+	"context"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/idemd/idemd/ledger"
+	"github.com/idemd/idemd/ledger/sqlstore"
+	"github.com/idemd/idemd/ledger/sqlstore/pgtest"
+)
+
+// Every statement goes by an index, with the generic plan that a connection of the pool keeps, also if that plan was made while the
+// tables were empty and known to be; and no page sorts.
+func TestEveryStatementGoesByAnIndex(t *testing.T) {
+	d := newDatabase(t, pgtest.URL(t))
+	s := d.real(t)
+	ctx := context.Background()
+	conn := sqlstore.Conn(t, s) // with the pool's settings
+	run(t, conn, "VACUUM ANALYZE idemd_entries, idemd_bodies, idemd_settings")
+	run(t, conn, "SET plan_cache_mode = force_generic_plan")
+	texts := sqlstore.Texts(s)
+	for name, text := range texts {
+		if _, err := conn.Prepare(ctx, name, text); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	explainAll := func(when string) {
+		for name := range texts {
+			plan := explain(t, conn, name)
+			for _, bad := range []string{"Seq Scan", "Sort", "JIT"} {
+				if strings.Contains(plan, bad) {
+					t.Errorf("%s, %s:\n%s", when, name, plan)
+				}
+			}
+		}
+	}
+	explainAll("empty")
+	fill(t, s, 3000)
+	run(t, conn, "ANALYZE idemd_entries")
+	explainAll("filled")
+}
+
+func run(t testing.TB, conn *pgx.Conn, text string) {
+	t.Helper()
+	if _, err := conn.Exec(context.Background(), text); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+}
+
+func explain(t testing.TB, conn *pgx.Conn, name string) string {
+	t.Helper()
+	ctx := context.Background()
+	var n int
+	err := conn.QueryRow(ctx, "SELECT coalesce(cardinality(parameter_types), 0) FROM pg_prepared_statements WHERE name = $1", name).Scan(&n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("EXPLAIN EXECUTE %q", name)
+	if n > 0 {
+		text += "(" + strings.TrimSuffix(strings.Repeat("NULL,", n), ",") + ")"
+	}
+	rows, err := conn.Query(ctx, text, pgx.QueryExecModeSimpleProtocol)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// fill writes n settled entries.
+func fill(t testing.TB, s ledger.Store, n int) {
+	t.Helper()
+	ctx := context.Background()
+	for i := range n {
+		scope := scopeOf(0)
+		scope[0], scope[1], scope[2] = byte(i), byte(i>>8), byte(i>>16)
+		if _, err := s.Write(ctx, begin(scope)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// No statement takes a time from this process: with the store's clock three quarters of a century away, every stamp is that clock's. And
+// no file of the store reads the clock of the process, except to bound a wait.
+func TestNoStatementTakesATimeFromGo(t *testing.T) {
+	onEveryEngine(t, func(t *testing.T, d *database) {
+		s := d.open(t)
+		check := func(what string, at ledger.Time) {
+			t.Helper()
+			if off := at.Sub(clockStart); off < -24*time.Hour || off > 365*24*time.Hour {
+				t.Errorf("%s is %v away from the store's clock", what, off)
+			}
+		}
+		for n := range byte(3) {
+			scope := scopeOf(1 + n)
+			stamps := []ledger.Stamps{mustWrite(t, s, begin(scope))}
+			stamps = append(stamps, mustWrite(t, s, takeover(mustGet(t, s, scope))))
+			w := complete(mustGet(t, s, scope))
+			switch n {
+			case 1:
+				w.Settle.State, w.Settle.Ended, w.Settle.Response = ledger.Pending, ledger.EndedGaveUp, nil
+			case 2:
+				w.Settle, w.Extend = nil, &ledger.Extend{Margin: time.Second}
+			}
+			stamps = append(stamps, mustWrite(t, s, w))
+			for _, st := range stamps {
+				check("now", st.Now)
+				check("incarnation", st.Incarnation)
+				check("began", st.BeganAt)
+				check("lease", st.LeaseUntil)
+				check("due", st.DueAt)
+				if st.SettledAt != 0 {
+					check("settled", st.SettledAt)
+				}
+			}
+			e := mustGet(t, s, scope)
+			check("ended earlier", e.Earlier[0].BeganAt)
+			if e.AbandonedAt != 0 {
+				check("abandoned", e.AbandonedAt)
+			}
+		}
+		ok, err := s.PutSetting(context.Background(), ledger.Setting{Kind: "k", Name: "n", Body: []byte{1}}, 0)
+		if err != nil || !ok {
+			t.Fatal(ok, err)
+		}
+		list, err := s.Settings(context.Background(), "k")
+		if err != nil || len(list.List) != 1 {
+			t.Fatal(list, err)
+		}
+		check("setting", list.List[0].UpdatedAt)
+		check("settings", list.Now)
+		now, err := s.Ready(context.Background())
+		if err != nil || now != clockStart {
+			t.Errorf("ready at %d, %v", now, err)
+		}
+	})
+}
+
+func TestNoFileReadsTheClockOfTheProcess(t *testing.T) {
+	files, err := os.ReadDir(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if !strings.HasSuffix(f.Name(), ".go") || strings.HasSuffix(f.Name(), "_test.go") {
+			continue
+		}
+		tree, err := parser.ParseFile(token.NewFileSet(), f.Name(), nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(tree, func(n ast.Node) bool {
+			sel, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			if x, ok := sel.X.(*ast.Ident); ok && x.Name == "time" {
+				switch sel.Sel.Name {
+				case "Now", "Since", "Until", "UnixMicro":
+					t.Errorf("%s uses time.%s", f.Name(), sel.Sel.Name)
+				}
+			}
+			return true
+		})
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
@@ -17,6 +18,7 @@ import (
 
 	idemv1 "github.com/idemd/idemd/gen/idem/v1"
 	"github.com/idemd/idemd/ledger"
+	"github.com/idemd/idemd/ledger/storetest"
 	"github.com/idemd/idemd/server"
 	"github.com/idemd/idemd/server/servertest"
 )
@@ -265,4 +267,18 @@ func (principals) as(name, tenant string) credentials {
 	return func(ctx context.Context) context.Context {
 		return metadata.AppendToOutgoingContext(ctx, nameHeader, name+"|"+tenant)
 	}
+}
+
+// holdNextWrite stops the next write to the store: it says so on reached and goes on when release is closed.
+func holdNextWrite(reached chan<- struct{}, release <-chan struct{}) storetest.Plan {
+	return storetest.On(storetest.Write, storetest.Script(storetest.Fault{Before: func(ctx context.Context) error {
+		reached <- struct{}{}
+		return storetest.Until(release)(ctx)
+	}}))
+}
+
+// inBubble runs a test on a daemon whose timers are the bubble's: time passes only while everything waits.
+func inBubble(t *testing.T, o servertest.Options, test func(*testing.T, *rig)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { test(t, newRig(t, o)) })
 }

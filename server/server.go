@@ -162,6 +162,9 @@ func (s *Server) GRPC() *grpc.Server { return s.grpc }
 // HTTP returns what the HTTP listener serves: /livez, /readyz and /metrics.
 func (s *Server) HTTP() http.Handler { return s.http.Handler }
 
+// Draining is closed once the server is on its way out.
+func (s *Server) Draining() <-chan struct{} { return s.draining }
+
 // Serve serves until ctx ends or a listener fails, and then drains: health turns to NOT_SERVING, the ledger grants nothing new and
 // answers everybody who waits, calls under way get DrainTimeout to end, and HTTP goes last, so that whoever watches sees all of it. It returns nil
 // after a drain in which no call was cut off. httpListener may be nil. Serve may be called once; both listeners are closed when it returns.
@@ -215,8 +218,8 @@ func (s *Server) drain() error {
 	s.log.Info("draining", "timeout", s.cfg.drainTimeout())
 	s.readiness.drain()
 	s.health.drain()
-	close(s.draining)
 	s.ledger.Drain()
+	close(s.draining)
 
 	stopped := make(chan struct{})
 	go func() {

@@ -73,7 +73,6 @@ type Daemon struct {
 	serving  chan error
 	working  chan error
 	stopOnce sync.Once
-	stopErr  error
 }
 
 // New starts a daemon and stops it when the test ends. It fails the test where either does.
@@ -158,14 +157,18 @@ func (d *Daemon) start(ctx context.Context, o Options, metrics *server.Metrics) 
 	return nil
 }
 
-// Close drains the daemon as a signal would, closes its connections and returns what was wrong with the drain. It may be called again.
-func (d *Daemon) Close() error {
+// Close drains the daemon as a signal would, closes its connections and returns what was wrong with the drain. Once it was closed, further
+// calls return nil.
+func (d *Daemon) Close() (err error) {
 	d.stopOnce.Do(func() {
 		d.stop()
-		d.stopErr = errors.Join(<-d.serving, <-d.working, d.closeConns())
+		err = errors.Join(<-d.serving, <-d.working, d.closeConns())
 	})
-	return d.stopErr
+	return err
 }
+
+// Draining is closed once the daemon is on its way out.
+func (d *Daemon) Draining() <-chan struct{} { return d.server.Draining() }
 
 func (d *Daemon) closeConns() error {
 	d.mu.Lock()

@@ -29,7 +29,7 @@ type Config struct {
 	// Conn is the connection to use. The client does not close it. Either Conn or Target must be set, not both.
 	Conn grpc.ClientConnInterface
 
-	// Target is where to connect, as grpc.NewClient takes it: "dns:///idemd:7423". The client makes the connection and
+	// Target is where to connect, as grpc.NewClient takes it: "dns:///idemd:7433". The client makes the connection and
 	// closes it. TransportCredentials is required with it; use insecure.NewCredentials to go without TLS.
 	Target               string
 	TransportCredentials credentials.TransportCredentials

@@ -17,7 +17,7 @@ import (
 
 // A server whose marked methods are run once.
 func ExampleUnaryServerInterceptor() {
-	ledger, err := clientlib.New(clientlib.Config{Target: "dns:///idemd:7423", TransportCredentials: insecure.NewCredentials()})
+	ledger, err := clientlib.New(clientlib.Config{Target: "dns:///idemd:7433", TransportCredentials: insecure.NewCredentials()})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func ExampleUnaryServerInterceptor() {
 
 // Work that is not a gRPC method.
 func ExampleClient_Do() {
-	ledger, err := clientlib.New(clientlib.Config{Target: "dns:///idemd:7423", TransportCredentials: insecure.NewCredentials()})
+	ledger, err := clientlib.New(clientlib.Config{Target: "dns:///idemd:7433", TransportCredentials: insecure.NewCredentials()})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -402,24 +402,29 @@ func TestPrincipalsDoNotShareAnswers(t *testing.T) {
 }
 
 func TestTheLedgerAwayIsARefusalUnlessMarked(t *testing.T) {
-	s, ledger := guardedShop(t, nil)
-	ledger.GoAway()
-	ctx, cancel := context.WithTimeout(keyed(t, "k"), 5*time.Second)
-	defer cancel()
-	ledger.LoseStore()
-	ledger.ComeBack()
-	short, cancelShort := context.WithTimeout(ctx, 200*time.Millisecond)
-	defer cancelShort()
-	if c := call(short, s.conn, charge, s.request()); c.err == nil {
-		t.Errorf("%+v", c)
-	}
-	if n := s.effects.Load(); n != 0 {
-		t.Errorf("%d effects", n)
-	}
-	ledger.FindStore()
-	// What was handed back in the background, or never got there, is not in doubt.
-	if c := call(ctx, s.conn, charge, s.request("amount", "1")); c.err != nil && status.Code(c.err) != codes.Aborted && !errorIs(c.err, clientlib.ErrKeyReused) {
-		t.Errorf("%+v", c)
+	ledger := idemtest.New(t)
+	s := newShop(t, must(clientlib.UnaryServerInterceptor(clientlib.Guard{
+		Ledger: ledger.Client(clientlib.Config{LedgerTimeout: 100 * time.Millisecond}), Abandoned: clientlib.Refuse(),
+		Principal: clientlib.Anonymous, Files: makeFiles(t, shopSpecs()),
+	})))
+	for reason, fault := range map[clientlib.Reason][2]func(){
+		clientlib.ReasonLedgerUnavailable: {ledger.GoAway, ledger.ComeBack},
+		clientlib.ReasonStoreUnavailable:  {ledger.LoseStore, ledger.FindStore},
+	} {
+		before := s.effects.Load()
+		fault[0]()
+		c := call(keyed(t, string(reason)), s.conn, charge, s.request())
+		e, ok := clientlib.AsError(c.err)
+		if !ok || e.Reason != reason || e.Code != codes.Unavailable || e.RetryAfter == 0 || c.outcome() != "refused" {
+			t.Errorf("%s: %+v", reason, c)
+		}
+		if s.effects.Load() != before {
+			t.Errorf("%s: the handler was run", reason)
+		}
+		if c := call(keyed(t, string(reason)+"-open"), s.conn, open, s.request()); c.err != nil || c.outcome() != "bypassed" {
+			t.Errorf("%s, marked: %+v", reason, c)
+		}
+		fault[1]()
 	}
 }
 
@@ -466,5 +471,91 @@ func TestAHandlersPanicGivesTheClaimUp(t *testing.T) {
 	}
 	if bytes.Contains([]byte(entry.String()), []byte("boom")) {
 		t.Error("the panic's value was stored")
+	}
+}
+
+func TestC15_TheStreamIsResetAfterTheEffect(t *testing.T) {
+	s, ledger := guardedShop(t, nil)
+	ctx, cancel := context.WithCancel(keyed(t, "k"))
+	returned := make(chan struct{})
+	s.set(func(ctx context.Context, _ string, _ proto.Message) (proto.Message, error) {
+		defer close(returned)
+		cancel()
+		<-ctx.Done()
+		return wrapperspb.String("charged"), nil
+	})
+	if c := call(ctx, s.conn, charge, s.request()); status.Code(c.err) != codes.Canceled {
+		t.Fatal(c.err)
+	}
+	<-returned
+	s.set(nil)
+	// The retry may come before the outcome is recorded: it is then in progress, never run.
+	for {
+		c := call(keyed(t, "k"), s.conn, charge, s.request())
+		if errorIs(c.err, clientlib.ErrInProgress) {
+			continue
+		}
+		if c.err != nil || c.answer != "charged" || c.outcome() != "replayed" {
+			t.Errorf("%+v", c)
+		}
+		break
+	}
+	if ledger.Calls("Complete") != 1 || s.effects.Load() != 1 {
+		t.Errorf("%d reports, %d effects", ledger.Calls("Complete"), s.effects.Load())
+	}
+}
+
+func TestAnOperatorsAnswerInJSONIsReplayed(t *testing.T) {
+	s, ledger := guardedShop(t, func(g *clientlib.Guard) { g.Abandoned = clientlib.Refuse() })
+	s.set(func(context.Context, string, proto.Message) (proto.Message, error) {
+		return nil, status.Error(codes.Unavailable, "")
+	})
+	call(keyed(t, "k"), s.conn, charge, s.request())
+	_, err := ledger.Admin().ResolveEntry(t.Context(), &idemv1.ResolveEntryRequest{
+		Ref: &idemv1.EntryRef{Operation: "shop.v1.Payments/Charge", Key: "k"}, Attempt: 1, Reason: "the provider has it",
+		Resolution: &idemv1.ResolveEntryRequest_Complete{Complete: &idemv1.Response{Body: []byte(`"by hand"`), ContentType: "application/json"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := call(keyed(t, "k"), s.conn, charge, s.request()); c.err != nil || c.answer != "by hand" || c.outcome() != "replayed" {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestOtherKeyNames(t *testing.T) {
+	names := []string{"x-request-key", "idempotency-key"}
+	s, ledger := guardedShop(t, func(g *clientlib.Guard) { g.KeyNames = names })
+	guard := clientGuard(t, ledger)
+	guard.KeyNames = names
+	conn := s.dialer(grpc.WithUnaryInterceptor(must(clientlib.UnaryClientInterceptor(guard))))
+	if c := call(clientlib.WithKey(t.Context(), "k"), conn, charge, s.request()); c.err != nil {
+		t.Fatal(c.err)
+	}
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "x-request-key", "k")
+	if c := call(ctx, s.conn, charge, s.request()); c.outcome() != "replayed" {
+		t.Errorf("%+v", c)
+	}
+	both := metadata.AppendToOutgoingContext(ctx, "idempotency-key", "other")
+	if c := call(both, s.conn, charge, s.request()); !errorIs(c.err, clientlib.ErrInvalidKey) {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestTenantsOfAGuard(t *testing.T) {
+	s, ledger := guardedShop(t, func(g *clientlib.Guard) {
+		g.Tenant = func(_ context.Context, method string) (string, error) {
+			if method != charge {
+				return "", status.Error(codes.PermissionDenied, "no tenant")
+			}
+			return "acme", nil
+		}
+	})
+	if c := call(keyed(t, "k"), s.conn, charge, s.request()); c.err != nil {
+		t.Fatal(c.err)
+	}
+	ledger.Entry(clientlib.Ref{Tenant: "acme", Operation: "shop.v1.Payments/Charge", Key: "k"})
+	if c := call(keyed(t, "k"), s.conn, empty, s.request()); status.Code(c.err) != codes.PermissionDenied || c.outcome() != "refused" {
+		t.Errorf("%+v", c)
 	}
 }

@@ -60,7 +60,7 @@ func (s *Store) copyTo(ctx context.Context, partial, path string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	c, err := openConnection(ctx, s.path, "mode=ro", commonPragmas...)
+	c, err := openConnection(ctx, s.path, s.vfs, "ro", commonPragmas...)
 	if err != nil {
 		return err
 	}

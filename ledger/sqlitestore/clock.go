@@ -74,9 +74,10 @@ func newClock(source timeSource, highWater ledger.Time, cfg Config) (*clock, err
 
 // now is the store's time.
 func (c *clock) now() ledger.Time {
+	ahead := c.ahead.Load() // before the look, or another's later look would seem like a step back
 	wall, running := c.source()
 	now := c.start + (running - c.started)
-	c.watch(wall, now)
+	c.watch(wall, now, ahead)
 	for {
 		last := c.last.Load()
 		if int64(now) <= last {
@@ -88,11 +89,12 @@ func (c *clock) now() ledger.Time {
 	}
 }
 
-// watch raises an alarm when the wall clock was stepped since the last look.
-func (c *clock) watch(wall, now ledger.Time) {
-	ahead, before := int64(wall-now), c.ahead.Load()
+// watch raises an alarm when the wall clock was stepped since the last look, when it was so far ahead. A clock that is slewed, or drifts,
+// moves by less than the tolerance from look to look.
+func (c *clock) watch(wall, now ledger.Time, before int64) {
+	ahead := int64(wall - now)
 	step := ledger.Time(ahead).Sub(ledger.Time(before))
-	if step.Abs() < stepTolerance || !c.ahead.CompareAndSwap(before, ahead) {
+	if step.Abs() < stepTolerance/10 || !c.ahead.CompareAndSwap(before, ahead) || step.Abs() < stepTolerance {
 		return
 	}
 	c.alarms.Add(1)

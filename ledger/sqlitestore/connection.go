@@ -28,12 +28,14 @@ type statement struct {
 	row  []driver.Value
 }
 
-// openConnection opens the file at path with the given URI parameters ("mode=ro") and runs the pragmas on it.
-func openConnection(ctx context.Context, path, parameters string, pragmas ...string) (*connection, error) {
-	uri := url.URL{Scheme: "file", Path: path, RawQuery: "_error_rc=1&_dqs=0"}
-	if parameters != "" {
-		uri.RawQuery += "&" + parameters
+// openConnection opens the file at path by the named file system layer (empty: the operating system's), to read (ro), to write (rw) or
+// to make it (rwc), and runs the pragmas on it.
+func openConnection(ctx context.Context, path, vfs, mode string, pragmas ...string) (*connection, error) {
+	query := url.Values{"mode": {mode}, "_error_rc": {"1"}, "_dqs": {"0"}}
+	if vfs != "" {
+		query.Set("vfs", vfs)
 	}
+	uri := url.URL{Scheme: "file", Path: path, RawQuery: query.Encode()}
 	connector, err := sqlite.NewConnector(uri.String())
 	if err != nil {
 		return nil, err

@@ -16,10 +16,10 @@ const (
 		LEFT JOIN answer a ON a.entry = iif(length(e.answer) = 0, e.id, NULL)
 		LEFT JOIN history h ON h.entry = iif(length(e.history) = 0, e.id, NULL)`
 
-	selectEntry     = `SELECT ` + entryColumns + entryBlobs + ` WHERE scope_id = ?`
-	selectPage      = `SELECT ` + entryColumns + entryBlobs
-	selectLeanPage  = `SELECT ` + entryColumns + ` FROM entry`
-	selectUserVerse = `PRAGMA user_version`
+	selectEntry    = `SELECT ` + entryColumns + entryBlobs + ` WHERE scope_id = ?`
+	selectPage     = `SELECT ` + entryColumns + entryBlobs
+	selectLeanPage = `SELECT ` + entryColumns + ` FROM entry`
+	selectVersion  = `PRAGMA user_version`
 )
 
 // read runs do on a connection that only reads. Readers never wait for the writer nor it for them (WAL); they see what was committed
@@ -43,9 +43,7 @@ func (s *Store) read(ctx context.Context, doing string, do func(c *connection) e
 		return errClosed
 	default:
 	}
-	s.log.reading.RLock()
 	err := do(c)
-	s.log.reading.RUnlock()
 	s.readers <- c
 	switch {
 	case err == nil:

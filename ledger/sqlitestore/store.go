@@ -18,6 +18,7 @@ import (
 type Store struct {
 	cfg     Config
 	path    string
+	vfs     string
 	lock    *os.File
 	clock   *clock
 	queue   *queue
@@ -57,14 +58,20 @@ var (
 
 // Open opens the ledger in cfg.Dir, or makes one. It takes the directory for this process until Close.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
-	source := timeSource(machineTime)
+	on := machine{time: machineTime}
 	if cfg.Clock != nil {
-		source = sourceOf(cfg.Clock)
+		on.time = sourceOf(cfg.Clock)
 	}
-	return open(ctx, cfg, source)
+	return open(ctx, cfg, on)
 }
 
-func open(ctx context.Context, cfg Config, source timeSource) (*Store, error) {
+// machine is what a store stands on. Tests put a wall clock that steps and a disk that fails in its place.
+type machine struct {
+	time timeSource
+	vfs  string // SQLite's name of the file system layer; empty: the operating system's
+}
+
+func open(ctx context.Context, cfg Config, on machine) (*Store, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -77,9 +84,9 @@ func open(ctx context.Context, cfg Config, source timeSource) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, lock: lock, queue: newQueue(), readers: make(chan *connection, cfg.Readers)}
+	s := &Store{cfg: cfg, vfs: on.vfs, lock: lock, queue: newQueue(), readers: make(chan *connection, cfg.Readers)}
 	s.backing, s.stopBackups = context.WithCancel(context.Background())
-	if err := s.open(ctx, dir, source); err != nil {
+	if err := s.open(ctx, dir, on.time); err != nil {
 		return nil, errors.Join(err, s.release())
 	}
 	go s.writer.run()
@@ -97,7 +104,7 @@ func (s *Store) open(ctx context.Context, dir string, source timeSource) error {
 	// The switch is the process's: nothing else in a daemon uses SQLite. Where there is no fdatasync, fsync it stays.
 	_, _ = sqlite.Fdatasync(true)
 	s.writer = &writer{queue: s.queue, logger: s.cfg.Logger}
-	if s.writer.conn, err = openConnection(ctx, path, "", slices.Concat([]string{"page_size = 4096"}, commonPragmas)...); err != nil {
+	if s.writer.conn, err = openConnection(ctx, path, s.vfs, "rwc", slices.Concat([]string{"page_size = 4096"}, commonPragmas)...); err != nil {
 		return unreadable(path, err)
 	}
 	if size > 0 && s.cfg.CheckBytes >= 0 && size <= s.cfg.CheckBytes {
@@ -137,11 +144,11 @@ func (s *Store) writeAhead(ctx context.Context) error {
 	if level, err := c.number(ctx, "PRAGMA synchronous"); err != nil || level != 2 {
 		return fmt.Errorf("sqlitestore: %s: synchronous is %d, not 2 (full): %w", s.path, level, err)
 	}
-	keeper, err := openConnection(ctx, s.path, "", slices.Concat(commonPragmas, []string{"busy_timeout = 0"})...)
+	keeper, err := openConnection(ctx, s.path, s.vfs, "rw", slices.Concat(commonPragmas, []string{"busy_timeout = 0"})...)
 	if err != nil {
 		return unreadable(s.path, err)
 	}
-	s.log = &walKeeper{conn: keeper, path: s.path + "-wal", logger: s.cfg.Logger, limit: maxLogBytes}
+	s.log = &walKeeper{conn: keeper, readers: s.readers, path: s.path + "-wal", logger: s.cfg.Logger, limit: maxLogBytes}
 	s.writer.log = s.log
 	// A process that was killed between writing a commit and its sync leaves that commit in the log, unsynced, and SQLite takes it for
 	// good when the file is opened again. So everything in the log is synced and copied before anybody is answered from it.
@@ -173,7 +180,7 @@ func (s *Store) openReaders(ctx context.Context) error {
 		return unreadable(s.path, err)
 	}
 	for range s.cfg.Readers {
-		c, err := openConnection(ctx, s.path, "mode=ro", commonPragmas...)
+		c, err := openConnection(ctx, s.path, s.vfs, "ro", commonPragmas...)
 		if err != nil {
 			return unreadable(s.path, err)
 		}
@@ -220,7 +227,7 @@ func (s *Store) release() error {
 // room, without waiting for somebody's write to find out.
 func (s *Store) Ready(ctx context.Context) (ledger.Time, error) {
 	err := s.read(ctx, "ready", func(c *connection) error {
-		version, err := c.number(ctx, selectUserVerse)
+		version, err := c.number(ctx, selectVersion)
 		if err == nil && version != s.schema {
 			err = fmt.Errorf("the schema is %d, was %d when the store was opened", version, s.schema)
 		}

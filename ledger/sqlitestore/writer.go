@@ -33,8 +33,6 @@ type writer struct {
 	ghost bool
 	// failed: the last batch was not committed. Ready then tries one.
 	failed atomic.Bool
-	// inDoubt is set by tests that want to know what happens between the statements of a batch and its commit.
-	beforeCommit func()
 }
 
 // counters are the writer's numbers; see Stats.
@@ -152,9 +150,6 @@ func (w *writer) transact(batch []*job, errs []error, careful bool) error {
 			errs[i] = unavailable("write", err)
 		}
 		changed = changed || did
-	}
-	if w.beforeCommit != nil {
-		w.beforeCommit()
 	}
 	if !changed {
 		// Nothing to make durable: what the guards were judged by was.

@@ -1,0 +1,62 @@
+// Package sqlitestore is the embedded store, and the default: SQLite inside the daemon, one process, one directory, nothing to
+// install. Operators can open, check and back up the file with the tools they know; the view "entries" is for them.
+//
+// # What is in the directory
+//
+// LOCK (held by the process that uses the directory), ledger.db, and SQLite's ledger.db-wal and ledger.db-shm. All are 0600. Only a copy
+// made by [Store.Backup], or with sqlite3's .backup or VACUUM INTO, is a backup: a plain copy of ledger.db misses what is still in the log.
+// The directory must be on a local disk: the log needs shared memory and locks that network file systems do not have.
+//
+// # Writing
+//
+// One goroutine owns the one connection that writes. It takes what queued while the previous transaction was being synced as the next
+// transaction, up to 256 writes. No timer is involved, so an idle daemon is as fast as its disk and a busy one shares each sync among many. A
+// caller gets its outcome only after COMMIT returned without an error.
+//
+// What a caller is told: its result; or a context error, if it left before its batch began: then nothing was done; or
+// [ledger.ErrUnavailable]: then nothing was done; or [ledger.ErrUnknown], if it left while its batch was on the way, or the
+// commit's sync failed. A write that the schema refuses fails alone: its batch is run again with a savepoint around each write. After a
+// commit of unknown outcome the next batch writes in any case, over the frames of the failed one, which ends the doubt: it did not happen.
+//
+// # Durability
+//
+// journal_mode=WAL, synchronous=FULL: each commit syncs the log. A reader sees a commit only after that sync. This is so by the order
+// in SQLite's walFrames (wal.c): all frames are written; the log is synced if this is a commit; only if that succeeded are the frames
+// entered in the wal-index, and walIndexWriteHdr publishes the new mxFrame, which is where a reader's snapshot comes from. A test holds a sync
+// back and looks.
+//
+// One gap is left, and closed here: a process that is killed between writing a commit and its sync leaves whole frames in the log, in the
+// operating system's memory only. Opening the file again takes them for committed (walIndexRecover looks at checksums, not at what is on the
+// disk), so a reader could be answered from what a power failure still erases. Open therefore empties the log into the file before anybody
+// is answered: sqlite3WalCheckpoint syncs the log, then writes and syncs the database.
+//
+// SQLite syncs the directory when it makes the log; Open does when it makes the database.
+//
+// # The write-ahead log's size
+//
+// A commit that finds 16 MiB in the log copies them to the file as far as no reader is in the way. Where readers are in the way again and
+// again, the store holds back new reads at 64 MiB for a moment and empties the log. A reader that it can not hold back, as a [Store.Backup]
+// under way or an operator's shell with an open transaction, lets the log grow, with a warning in the log of the daemon; nobody has to wait for it.
+//
+// # Damage
+//
+// A file that is no database, another application's, or a newer version's is refused unchanged. The structure is checked (quick_check)
+// before the file is opened, up to a size: reading 256 MiB takes a few seconds at most, and more would delay every restart after a crash,
+// for a check that crashes do not call for. What damage is left to find is found when it is read: cell_size_check is on, and
+// answers and histories carry a checksum, since SQLite does not look into rows. A damaged entry is an error, never an answer.
+//
+// # Time
+//
+// The store's clock starts at the later of the wall clock and the last time that was written, and then runs by the machine's running time: a
+// wall clock that is set meanwhile is not followed, but logged and counted ([Store.ClockAlarms]). It never goes back, also across restarts: every
+// transaction writes its time. An idle store writes it once an hour, so that a crash after a quiet month does not look like a jump.
+//
+// When the wall clock is more than [Config.MaxWallAhead] ahead of the last write, Open refuses with a [ClockJumpError]. Following a wrong clock
+// would end retention early for every entry at once, and for good; the built-in policy's retention, seven days, is the bound,
+// because a jump within it can turn answers into EXPIRED but not make the ledger forget an entry and run it again. A daemon
+// that really was off for longer is started once with [Config.AllowClockJump].
+//
+// # Size of an entry
+//
+// Answers and histories of more than 512 bytes stand in tables of their own, so that the rows that every statement walks stay small.
+package sqlitestore

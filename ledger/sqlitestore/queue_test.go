@@ -1,0 +1,252 @@
+package sqlitestore
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/idemd/idemd/ledger"
+)
+
+// stall keeps the writer busy with a batch of its own until release is called, so that what is submitted meanwhile queues.
+func stall(t *testing.T, s *Store) (release func()) {
+	t.Helper()
+	started, end, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		ended <- s.queue.submit(t.Context(), s.queue.sooner, &job{weight: maxBatch, do: func(*writer, ledger.Time) (bool, error) {
+			close(started)
+			<-end
+			return false, nil
+		}})
+	}()
+	<-started
+	return func() {
+		close(end)
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// outcome is what became of a write.
+type outcome struct {
+	written ledger.Written
+	err     error
+}
+
+// submitted starts a write and returns once it is queued, the writer being stalled.
+func submitted(ctx context.Context, s *Store, w ledger.Write) <-chan outcome {
+	before := s.Stats().Queued
+	out := make(chan outcome, 1)
+	go func() {
+		written, err := s.Write(ctx, w)
+		out <- outcome{written, err}
+	}()
+	for s.Stats().Queued == before {
+	}
+	return out
+}
+
+func TestWritesThatQueuedAreOneTransaction(t *testing.T) {
+	t.Parallel()
+	s := openForTest(t, Config{Dir: t.TempDir()})
+	release := stall(t, s)
+	before := s.Stats()
+	var outs []<-chan outcome
+	for n := range int64(50) {
+		outs = append(outs, submitted(t.Context(), s, claimed(n)))
+	}
+	release()
+	for n, out := range outs {
+		if o := <-out; o.err != nil || !o.written.Applied {
+			t.Errorf("write %d: %+v", n, o)
+		}
+	}
+	after := s.Stats()
+	if batches := after.Batches - before.Batches; batches != 1 {
+		t.Errorf("%d transactions for 50 queued writes, want 1", batches)
+	}
+	if after.LargestBatch < 50 || after.Writes-before.Writes != 50 || after.CommitTime <= before.CommitTime {
+		t.Errorf("the numbers do not tell: %+v", after)
+	}
+}
+
+func TestOneBadWriteFailsAlone(t *testing.T) {
+	t.Parallel()
+	s := openForTest(t, Config{Dir: t.TempDir()})
+	bad := claimed(2)
+	bad.Put.State = 99
+	release := stall(t, s)
+	first, second, third := submitted(t.Context(), s, claimed(1)), submitted(t.Context(), s, bad), submitted(t.Context(), s, claimed(3))
+	release()
+	if o := <-second; !errors.Is(o.err, ledger.ErrUnavailable) || o.written.Applied {
+		t.Errorf("the bad one: %+v", o)
+	}
+	for _, o := range []outcome{<-first, <-third} {
+		if o.err != nil || !o.written.Applied {
+			t.Errorf("a good one: %+v", o)
+		}
+	}
+	if !has(t, s, 1) || has(t, s, 2) || !has(t, s, 3) {
+		t.Error("not exactly the good ones are there")
+	}
+	if redone := s.Stats().RedoneBatches; redone != 1 {
+		t.Errorf("%d batches were redone, want 1", redone)
+	}
+}
+
+func TestABadWriteLeavesNothingOfItsSeveralStatements(t *testing.T) {
+	t.Parallel()
+	s := openForTest(t, Config{Dir: t.TempDir()})
+	w, err := s.Write(t.Context(), claimed(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The second statement of a settlement with a large answer fails, after the first has changed the row.
+	err = onWriter(t, s, func(w *writer) error {
+		_, err := w.conn.exec("CREATE TRIGGER refuse BEFORE INSERT ON answer BEGIN SELECT RAISE(ABORT, 'refused'); END")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Write(t.Context(), completed(1, w.Stamps, 10_000)); !errors.Is(err, ledger.ErrUnavailable) {
+		t.Fatalf("got %v, want unavailable", err)
+	}
+	r, err := s.Get(t.Context(), scopeOf(1))
+	if err != nil || r.Entry.State != ledger.Pending || r.Entry.Response != nil || r.Entry.Revision != 1 {
+		t.Errorf("half of the settlement is there: %+v, %v", r.Entry, err)
+	}
+}
+
+func TestAWriteWhoseCallerLeftBeforeItsBatchIsNotDone(t *testing.T) {
+	t.Parallel()
+	s := openForTest(t, Config{Dir: t.TempDir()})
+	release := stall(t, s)
+	ctx, cancel := context.WithCancel(t.Context())
+	out := submitted(ctx, s, claimed(1))
+	cancel()
+	if o := <-out; !errors.Is(o.err, context.Canceled) || errors.Is(o.err, ledger.ErrUnknown) {
+		t.Errorf("got %v, want the context's error: it certainly was not done", o.err)
+	}
+	release()
+	pair(t, s, 2, 10)
+	if has(t, s, 1) {
+		t.Error("the write was done after its caller was told that it was not")
+	}
+	if _, err := s.Write(ctx, claimed(3)); !errors.Is(err, context.Canceled) {
+		t.Errorf("with a context that has ended: %v", err)
+	}
+}
+
+func TestAWriteWhoseCallerLeavesDuringItsBatchIsUnknown(t *testing.T) {
+	t.Parallel()
+	s := openForTest(t, Config{Dir: t.TempDir()})
+	ctx, cancel := context.WithCancel(t.Context())
+	end := make(chan struct{})
+	left := make(chan error, 1)
+	go func() {
+		left <- s.queue.submit(ctx, s.queue.sooner, &job{weight: 1, do: func(*writer, ledger.Time) (bool, error) {
+			cancel()
+			<-end
+			return true, nil
+		}})
+	}()
+	if err := <-left; !errors.Is(err, ledger.ErrUnknown) || errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want an unknown outcome and no context error", err)
+	}
+	close(end)
+}
+
+func TestReportsGoAheadOfGrantsAndDoNotStarveThem(t *testing.T) {
+	t.Parallel()
+	q := newQueue()
+	newJob := func() *job {
+		return &job{ctx: t.Context(), weight: 1, done: make(chan struct{})}
+	}
+	grants, reports := map[*job]bool{}, map[*job]bool{}
+	for range 2 * maxBatch {
+		grant, report := newJob(), newJob()
+		q.later <- grant
+		q.sooner <- report
+		grants[grant], reports[report] = true, true
+	}
+	batch := q.fill(nil, 0)
+	if len(batch) != maxBatch {
+		t.Fatalf("a batch of %d, want %d", len(batch), maxBatch)
+	}
+	for i, j := range batch {
+		if want := i < maxBatch-laterShare; reports[j] != want {
+			t.Fatalf("job %d of the batch is a report: %t, want %t", i, reports[j], want)
+		}
+	}
+}
+
+func TestForgettingManyRowsFillsABatchByItself(t *testing.T) {
+	t.Parallel()
+	q := newQueue()
+	for _, weight := range []int{ledger.MaxForgetBatch, 1} {
+		q.later <- &job{ctx: t.Context(), weight: weight, done: make(chan struct{})}
+	}
+	if batch := q.fill(nil, 0); len(batch) != 1 {
+		t.Errorf("%d jobs share a batch with a thousand rows to forget", len(batch)-1)
+	}
+}
+
+func TestCloseFinishesWhatIsQueued(t *testing.T) {
+	t.Parallel()
+	s, err := Open(t.Context(), Config{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	release := stall(t, s)
+	var outs []<-chan outcome
+	for n := range int64(10) {
+		outs = append(outs, submitted(t.Context(), s, claimed(n)))
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- s.Close() }()
+	<-s.queue.closing
+	release()
+	for n, out := range outs {
+		if o := <-out; o.err != nil || !o.written.Applied {
+			t.Errorf("queued write %d: %+v", n, o)
+		}
+	}
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Errorf("closing again: %v", err)
+	}
+}
+
+func TestAfterCloseEverythingIsUnavailable(t *testing.T) {
+	t.Parallel()
+	s, err := Open(t.Context(), Config{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	calls := map[string]func() error{
+		"Get":      func() error { _, err := s.Get(ctx, scopeOf(1)); return err },
+		"Write":    func() error { _, err := s.Write(ctx, claimed(1)); return err },
+		"Page":     func() error { _, err := s.Page(ctx, ledger.PageQuery{Order: ledger.ByScope, Limit: 1}); return err },
+		"Forget":   func() error { _, err := s.Forget(ctx, []ledger.Row{{}}); return err },
+		"Settings": func() error { _, err := s.Settings(ctx, "policy"); return err },
+		"PutSetting": func() error {
+			_, err := s.PutSetting(ctx, ledger.Setting{Kind: "policy", Body: []byte{1}}, 0)
+			return err
+		},
+		"Ready":  func() error { _, err := s.Ready(ctx); return err },
+		"Backup": func() error { return s.Backup(ctx, t.TempDir()+"/copy") },
+	}
+	for name, call := range calls {
+		if err := call(); !errors.Is(err, ledger.ErrUnavailable) {
+			t.Errorf("%s: %v, want unavailable", name, err)
+		}
+	}
+}

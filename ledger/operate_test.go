@@ -1,0 +1,277 @@
+package ledger_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/idemd/idemd/ledger"
+)
+
+// listed reads a whole list in pages and returns the keys by condition.
+func (b *bench) listed(r ledger.ListRequest) map[string]ledger.Condition {
+	b.t.Helper()
+	out := map[string]ledger.Condition{}
+	for {
+		page, err := b.ledger.List(b.t.Context(), r)
+		b.must(err)
+		if r.PageSize > 0 && len(page.Entries) > r.PageSize {
+			b.t.Errorf("a page of %d, asked for %d", len(page.Entries), r.PageSize)
+		}
+		for _, v := range page.Entries {
+			if _, twice := out[v.Entry.Ref.Key]; twice {
+				b.t.Errorf("%q is listed twice", v.Entry.Ref.Key)
+			}
+			if v.Entry.Response != nil || v.Entry.Failure != nil || v.Entry.Evidence != nil {
+				b.t.Errorf("%q is listed with its answer", v.Entry.Ref.Key)
+			}
+			out[v.Entry.Ref.Key] = v.Condition
+		}
+		if r.PageToken = page.NextPageToken; r.PageToken == "" {
+			return out
+		}
+	}
+}
+
+// TestListsAreNarrowedAndPaged: every filter alone, in pages of every size, without losing or repeating an entry.
+func TestListsAreNarrowedAndPaged(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	everyKind(b)
+	b.clock.Advance(10 * time.Minute)
+	b.begin("young", "a")
+	other := b.beginRequest("other tenant", "a")
+	other.Ref.Tenant = "zeta"
+	_, err := b.ledger.Begin(t.Context(), ledger.Caller{}, other)
+	b.must(err)
+	refund := b.beginRequest("refund", "a")
+	refund.Ref.Operation = "refund"
+	_, err = b.ledger.Begin(t.Context(), ledger.Caller{}, refund)
+	b.must(err)
+	for _, size := range []int{0, 1, 2, 7, 1000} {
+		count := func(r ledger.ListRequest) int { r.PageSize = size; return len(b.listed(r)) }
+		for name, c := range map[string]struct {
+			r    ledger.ListRequest
+			want int
+		}{
+			"all":                    {ledger.ListRequest{}, 23},
+			"a tenant":               {ledger.ListRequest{Tenant: "acme"}, 22},
+			"an operation of it":     {ledger.ListRequest{Tenant: "acme", Operation: "charge"}, 21},
+			"an operation":           {ledger.ListRequest{Operation: "refund"}, 1},
+			"live":                   {ledger.ListRequest{Conditions: []ledger.Condition{ledger.Live}}, 3},
+			"abandoned":              {ledger.ListRequest{Conditions: []ledger.Condition{ledger.Abandoned}}, 4},
+			"held":                   {ledger.ListRequest{Conditions: []ledger.Condition{ledger.Held}}, 4},
+			"held of a tenant":       {ledger.ListRequest{Tenant: "zeta", Conditions: []ledger.Condition{ledger.Held}}, 0},
+			"abandoned or held":      {ledger.ListRequest{Conditions: []ledger.Condition{ledger.Abandoned, ledger.Held}}, 8},
+			"completed":              {ledger.ListRequest{Conditions: []ledger.Condition{ledger.ConditionCompleted}}, 4},
+			"old":                    {ledger.ListRequest{OlderThan: 10 * time.Minute}, 20},
+			"older still":            {ledger.ListRequest{OlderThan: 10*time.Minute + time.Microsecond}, 0},
+			"in doubt":               {ledger.ListRequest{DoubtOnly: true}, 8},
+			"in doubt, and FINAL":    {ledger.ListRequest{DoubtOnly: true, Conditions: []ledger.Condition{ledger.ConditionFailedFinal}}, 2},
+			"a tenant nobody knows":  {ledger.ListRequest{Tenant: "nobody"}, 0},
+			"nothing is expired yet": {ledger.ListRequest{Conditions: []ledger.Condition{ledger.Expired, ledger.Lapsed}}, 0},
+		} {
+			if got := count(c.r); got != c.want {
+				t.Errorf("%s, in pages of %d: %d entries, want %d", name, size, got, c.want)
+			}
+		}
+	}
+}
+
+func TestListsAreValidated(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	for name, c := range map[string]struct {
+		r    ledger.ListRequest
+		want ledger.Reason
+	}{
+		"a large page":    {ledger.ListRequest{PageSize: 1001}, ledger.ReasonInvalidPage},
+		"a negative one":  {ledger.ListRequest{PageSize: -1}, ledger.ReasonInvalidPage},
+		"a made-up token": {ledger.ListRequest{PageToken: "abc"}, ledger.ReasonInvalidPage},
+		"another token":   {ledger.ListRequest{PageToken: "eyJzIjo5OX0"}, ledger.ReasonInvalidPage},
+		"a negative age":  {ledger.ListRequest{OlderThan: -1}, ledger.ReasonInvalidRequest},
+	} {
+		if _, err := b.ledger.List(t.Context(), c.r); reasonOf(err) != c.want {
+			t.Errorf("%s: %v, want %s", name, err, c.want)
+		}
+	}
+}
+
+// TestErasingTakesEverythingPersonal, up to the cut-off, of one tenant; in pages; and it can be ended and resent.
+func TestErasingTakesEverythingPersonal(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	everyKind(b)
+	b.clock.Advance(10 * time.Minute)
+	until := b.clock.Now().Wall()
+	other := b.beginRequest("other tenant", "a")
+	other.Ref.Tenant = "zeta"
+	_, err := b.ledger.Begin(t.Context(), ledger.Caller{}, other)
+	b.must(err)
+	b.clock.Advance(time.Microsecond)
+	b.begin("young", "a")
+
+	enough := errors.New("enough")
+	_, err = b.ledger.Erase(t.Context(), ledger.Caller{}, ledger.EraseRequest{Tenant: "acme", CreatedUntil: until}, func(ledger.EraseProgress) error { return enough })
+	if !errors.Is(err, enough) {
+		t.Errorf("told to end: %v", err)
+	}
+	p, err := b.ledger.Erase(t.Context(), ledger.Caller{}, ledger.EraseRequest{Tenant: "acme", CreatedUntil: until}, nil)
+	if err != nil || !p.Done || p.Skipped != 0 {
+		t.Errorf("erased %+v: %v", p, err)
+	}
+	page, err := b.model.Page(t.Context(), ledger.PageQuery{Order: ledger.ByScope, Limit: 1000})
+	b.must(err)
+	erased := 0
+	for _, e := range page.Entries {
+		if e.Ref != (ledger.Ref{}) {
+			continue
+		}
+		erased++
+		if !e.Closed || e.Response != nil || e.Failure != nil || e.Evidence != nil || e.Resolutions != nil || e.Credit {
+			t.Errorf("left behind: %+v", e)
+		}
+		for _, a := range append(e.Earlier, e.Last) {
+			if a.Holder != "" || a.Principal != "" {
+				t.Errorf("left behind: %+v", a)
+			}
+		}
+		if len(e.Fingerprints) == 0 || e.Last.IDHash == (ledger.IDHash{}) {
+			t.Error("too much was taken: a late retry is not recognised")
+		}
+	}
+	if erased != 20 || len(page.Entries) != 22 {
+		t.Errorf("%d of %d rows are erased", erased, len(page.Entries))
+	}
+	if b.lookup("young").Condition != ledger.Live {
+		t.Error("what was begun after the cut-off is gone")
+	}
+	for name, r := range map[string]ledger.EraseRequest{"no tenant": {CreatedUntil: until}, "no cut-off": {Tenant: "acme"}} {
+		if _, err := b.ledger.Erase(t.Context(), ledger.Caller{}, r, nil); err == nil {
+			t.Errorf("%s, and it erased", name)
+		}
+	}
+}
+
+// TestErasingForgetsWhatIsPastItsTombstone: nothing of it needs to stay.
+func TestErasingForgetsWhatIsPastItsTombstone(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.policy(quick())
+	b.complete(b.begin("k", "a"), "x")
+	b.clock.Advance(2 * time.Hour)
+	p, err := b.ledger.Erase(t.Context(), ledger.Caller{}, ledger.EraseRequest{Tenant: "acme", CreatedUntil: b.clock.Now().Wall()}, nil)
+	b.must(err)
+	if p.Erased != 1 || b.model.Len() != 0 {
+		t.Errorf("%+v, %d rows left", p, b.model.Len())
+	}
+}
+
+// TestApplyingAPolicy reaches the entries for which that stored policy counts, and no others; a dry run counts them.
+func TestApplyingAPolicy(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.policy(quick())
+	begin := func(tenant, operation string) {
+		r := b.beginRequest("k", "a")
+		r.Ref.Tenant, r.Ref.Operation = tenant, operation
+		_, err := b.ledger.Begin(t.Context(), ledger.Caller{}, r)
+		b.must(err)
+	}
+	begin("acme", "charge")
+	begin("zeta", "charge")
+	begin("acme", "refund")
+	p := quick()
+	p.OnAbandoned, p.Horizons.ClientRetry = ledger.Hold, 2*time.Hour
+	b.policy(p)
+	p.Tenant = "zeta"
+	p.Horizons.ClientRetry = 3 * time.Hour
+	b.policy(p)
+
+	apply := func(r ledger.ApplyRequest, examined, changed int64) {
+		t.Helper()
+		got, err := b.ledger.ApplyPolicy(t.Context(), r, nil)
+		b.must(err)
+		if got.Examined != examined || got.Changed != changed || !got.Done {
+			t.Errorf("%+v: %+v, want %d examined and %d changed", r, got, examined, changed)
+		}
+	}
+	apply(ledger.ApplyRequest{Tenant: "*", Operation: "charge", DryRun: true}, 1, 1)
+	if b.row("k").Revision != 1 {
+		t.Error("a dry run changed something")
+	}
+	apply(ledger.ApplyRequest{Tenant: "*", Operation: "charge"}, 1, 1)
+	apply(ledger.ApplyRequest{Tenant: "*", Operation: "charge"}, 1, 0)
+	apply(ledger.ApplyRequest{Tenant: "zeta", Operation: "charge"}, 1, 1)
+	if e := b.row("k"); e.Terms.OnAbandoned != ledger.Hold || e.Terms.Retention != 2*time.Hour || e.HoldFrom != 0 {
+		t.Errorf("under the policy: %+v", e.Terms)
+	}
+	b.clock.Advance(10 * time.Second)
+	if b.lookup("k").Condition != ledger.Held {
+		t.Error("not held")
+	}
+	_, err := b.ledger.ApplyPolicy(t.Context(), ledger.ApplyRequest{Tenant: "acme", Operation: "charge"}, nil)
+	b.wantReason(err, ledger.ReasonPolicyNotFound)
+}
+
+// TestStatsCountWhatAnybodyCanSee, by tenant, operation and condition, with the ages that alarms need.
+func TestStatsCountWhatAnybodyCanSee(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	everyKind(b)
+	other := b.beginRequest("k", "a")
+	other.Ref.Tenant = "zeta"
+	_, err := b.ledger.Begin(t.Context(), ledger.Caller{}, other)
+	b.must(err)
+	b.clock.Advance(time.Hour)
+	stats, err := b.ledger.Stats(t.Context(), ledger.StatsRequest{})
+	b.must(err)
+	if len(stats.By) != 2 || stats.By[0].Tenant != "acme" || stats.By[1].Tenant != "zeta" || stats.Now != b.clock.Now() {
+		t.Fatalf("counted %+v", stats)
+	}
+	counts, doubts := stats.By[0].Counts, stats.By[0].Doubts
+	want := map[ledger.Condition]int64{ledger.Abandoned: 1, ledger.Held: 4, ledger.Lapsed: 3, ledger.Expired: 12}
+	if fmt.Sprint(counts) != fmt.Sprint(want) || doubts[ledger.Held] != 3 {
+		t.Errorf("counted %v, want %v; %v in doubt", counts, want, doubts)
+	}
+	if stats.OldestDue != epoch.Add(time.Hour) || stats.OldestHeld != epoch {
+		t.Errorf("oldest due %s, oldest held %s", at(stats.OldestDue), at(stats.OldestHeld))
+	}
+	b.sweep()
+	stats, err = b.ledger.Stats(t.Context(), ledger.StatsRequest{Tenant: "acme", Operation: "charge"})
+	b.must(err)
+	if len(stats.By) != 1 || fmt.Sprint(stats.By[0].Counts) != fmt.Sprint(want) || stats.OldestDue != 0 {
+		t.Errorf("after a sweep: %+v", stats)
+	}
+}
+
+// TestDaemonsShareOneSecret: whoever starts first makes it, also when several start at once or the reply is lost.
+func TestDaemonsShareOneSecret(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	other := benchOn(t, b.clock, b.model)
+	if b.ledger.LogKey(b.ref("k")) != other.ledger.LogKey(b.ref("k")) {
+		t.Error("two daemons on one store have two secrets")
+	}
+	c := b.begin("k", "a")
+	other.complete(c, "x")
+}
+
+func TestConfigIsValidated(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	for name, cfg := range map[string]ledger.Config{
+		"no store":        {},
+		"negative limits": {Store: b.model, Waiting: ledger.WaitLimits{Entry: -1}},
+		"a wrong clamp":   {Store: b.model, Clamp: ledger.Clamp{MinRetention: 2, MaxRetention: 1}},
+	} {
+		if _, err := ledger.New(t.Context(), cfg); err == nil {
+			t.Errorf("%s is accepted", name)
+		}
+	}
+	b.faulty.Down()
+	if _, err := ledger.New(t.Context(), ledger.Config{Store: b.faulty}); !errors.Is(err, ledger.ErrUnavailable) {
+		t.Errorf("a store that is away: %v", err)
+	}
+}

@@ -1,6 +1,7 @@
 package ledger_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -177,5 +178,18 @@ func TestC78_ErasingALiveClaim(t *testing.T) {
 	b.sweep()
 	if next := b.begin("k", "b1"); next.Fence <= c.Fence || next.Attempt != 1 {
 		t.Errorf("fence %d after %d", next.Fence, c.Fence)
+	}
+}
+
+// TestEvidenceIsShort: a late report is kept for a person or a recovery hook, not for replay: of a long body only its size and hash.
+func TestEvidenceIsShort(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	c := b.begin("k", "a1")
+	b.fail(c, ledger.Retryable)
+	_, err := b.tryComplete(c, strings.Repeat("x", ledger.MaxEvidenceBytes+1))
+	b.wantReason(err, ledger.ReasonClaimLost)
+	if r := b.row("k").Evidence.Response; !r.BodyOmitted || r.Body != nil || r.BodySize != ledger.MaxEvidenceBytes+1 {
+		t.Errorf("kept a body of %d bytes, omitted %t", len(r.Body), r.BodyOmitted)
 	}
 }

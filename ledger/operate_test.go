@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/idemd/idemd/ledger"
+	"github.com/idemd/idemd/ledger/storetest"
 )
 
 // listed reads a whole list in pages and returns the keys by condition.
@@ -256,6 +257,15 @@ func TestDaemonsShareOneSecret(t *testing.T) {
 	}
 	c := b.begin("k", "a")
 	other.complete(c, "x")
+
+	for _, kind := range unknowns {
+		model := storetest.NewModel(b.clock, 0)
+		faulty := storetest.NewFaulty(model, storetest.On(storetest.PutSetting, storetest.Script(storetest.Fault{Kind: kind, LandAfter: 1})))
+		first := b.open(ledger.Config{Store: faulty})
+		if second := b.open(ledger.Config{Store: model}); first.LogKey(b.ref("k")) != second.LogKey(b.ref("k")) {
+			t.Errorf("%s: two secrets", kind)
+		}
+	}
 }
 
 func TestConfigIsValidated(t *testing.T) {

@@ -183,6 +183,57 @@ func TestASweepWorksInBatches(t *testing.T) {
 	}
 }
 
+// TestBatchesAreBounded: no page and no batch of a sweep is larger than it says, and while callers are served it yields to them between batches.
+func TestBatchesAreBounded(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.policy(quick())
+	b.fill(ledger.Shards * (ledger.SweepBatch + 100))
+	b.clock.Advance(2 * time.Hour)
+
+	// A caller is being served all the while.
+	release := make(chan struct{})
+	b.faulty.Plan(storetest.On(storetest.Get, storetest.Script(storetest.Fault{Before: storetest.Until(release)})))
+	served := make(chan error, 1)
+	go func() { _, err := b.ledger.Lookup(context.Background(), ledger.Caller{}, b.ref("k0")); served <- err }()
+
+	largest, before := int64(0), int64(0)
+	p, err := b.ledger.Sweep(t.Context(), ledger.SweepRequest{}, func(p ledger.SweepProgress) error {
+		largest, before = max(largest, p.Examined-before), p.Examined
+		return nil
+	})
+	b.must(err)
+	close(release)
+	b.wantReason(<-served, ledger.ReasonEntryNotFound)
+	if largest > ledger.SweepBatch || p.Forgotten != ledger.Shards*(ledger.SweepBatch+100) || b.model.Len() != 0 {
+		t.Errorf("batches of up to %d, swept %+v, %d rows left", largest, p, b.model.Len())
+	}
+}
+
+// TestWhatBecameHeldMeanwhileIsPutAside: a write that was decided just before reclaim_within ended and made just after it leaves a due time on an
+// entry that is held by then. The sweep takes it out of its own way; the entry is held before and after.
+func TestWhatBecameHeldMeanwhileIsPutAside(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.policy(quick())
+	b.begin("k", "a")
+	e := b.row("k")
+	e.HoldFrom = e.DueAt - 1
+	for offset, want := range map[ledger.Time]ledger.SweepAction{-1: ledger.SweepNothing, 0: ledger.SweepHold, 1: ledger.SweepHold} {
+		now := e.DueAt + offset
+		action, w := ledger.DecideSweep(e, now)
+		if action != want || e.ConditionAt(now) != ledger.Held {
+			t.Errorf("%+d: action %d on %s", offset, action, conditionNames[e.ConditionAt(now)])
+		}
+		if w == nil {
+			continue
+		}
+		if after, applied := w.Apply(e, now); !applied || after.DueAt != ledger.Never || after.ConditionAt(now) != ledger.Held {
+			t.Errorf("%+d: left %+v", offset, after)
+		}
+	}
+}
+
 // TestADryRunChangesNothing, and says what a sweep would do; it needs no turn.
 func TestADryRunChangesNothing(t *testing.T) {
 	t.Parallel()

@@ -99,7 +99,7 @@ func ambiguous(err error) bool {
 	if !errors.As(err, &e) {
 		return true
 	}
-	if e.unsent {
+	if unsent(err) {
 		return false
 	}
 	switch e.Code {
@@ -111,6 +111,12 @@ func ambiguous(err error) bool {
 	default:
 		return false
 	}
+}
+
+// unsent says whether a call ended before it was made for the first time.
+func unsent(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.unsent
 }
 
 // resendDelay is the pause before the try after the given one (counted from 0): growing, random over its upper half so that

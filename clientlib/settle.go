@@ -150,7 +150,7 @@ func (r *run) settled(ctx context.Context, err error) (s settlement, done bool) 
 		return recorded, true
 	case errors.Is(err, ErrClaimLost), errors.Is(err, ErrAlreadySettled):
 		return lost, true
-	case ambiguous(err), errors.Is(err, ErrQuota):
+	case ambiguous(err), unsent(err), errors.Is(err, ErrQuota):
 		return later, false
 	default:
 		r.client.telemetry.notRecorded(ctx, r.ref.Operation)

@@ -195,3 +195,15 @@ func TestALedgersStatusIsNotStored(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestATimeThatIsUpBeforeTheFirstReportIsNoReasonToDropIt(t *testing.T) {
+	client, s := scriptedClient(t, Config{SettleTimeout: time.Nanosecond}, func(_ context.Context, _ int, request proto.Message) (proto.Message, error) {
+		return grant(request, time.Minute), nil
+	})
+	if result, err := client.Do(t.Context(), testRef, testPrint(t), respond("x"), rerun); err != nil || result.Recorded {
+		t.Errorf("%+v %v", result, err)
+	}
+	if err := client.Close(); err != nil || len(s.of("Complete")) != 1 {
+		t.Errorf("%v, %d reports", err, len(s.of("Complete")))
+	}
+}

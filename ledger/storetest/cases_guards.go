@@ -39,10 +39,13 @@ func (b *bench) expect(w ledger.Write, holds bool) {
 }
 
 func absentGuardOnRows(b *bench) {
-	for range 20 {
-		row := b.put(b.entry(b.scope()))
-		other := b.entry(row.Scope)
-		b.expect(fresh(other), false)
+	for _, state := range []ledger.State{ledger.Pending, ledger.Completed, ledger.FailedFinal, ledger.FailedRetryable} {
+		for _, closed := range []bool{false, true} {
+			e := b.entry(b.scope())
+			e.State, e.Closed, e.Response, e.Failure = state, closed, nil, nil
+			row := b.put(e)
+			b.expect(fresh(b.entry(row.Scope)), false)
+		}
 	}
 }
 
@@ -62,7 +65,9 @@ func revisionGuardHolds(b *bench) {
 
 func revisionGuardOtherRevision(b *bench) {
 	first := b.put(b.claim())
-	second := b.mustApply(over(first, b.entry(first.Scope)))
+	changed := b.entry(first.Scope)
+	changed.Incarnation = first.Incarnation
+	second := b.mustApply(over(first, changed))
 	for _, revision := range []int64{second.Revision - 1, second.Revision + 1, 0, -1} {
 		w := over(second, b.entry(first.Scope))
 		w.Guard.Revision = revision
@@ -108,8 +113,11 @@ func revisionGuardIgnoresClock(b *bench) {
 
 func revisionGuardOnce(b *bench) {
 	row := b.put(b.claim())
-	b.expect(over(row, b.entry(row.Scope)), true)
-	b.expect(over(row, b.entry(row.Scope)), false)
+	for _, first := range []bool{true, false} {
+		next := b.entry(row.Scope)
+		next.Incarnation = row.Incarnation
+		b.expect(over(row, next), first)
+	}
 }
 
 // claimGuardRow is a row and a guard that differ from a live claim and its holder in one respect.

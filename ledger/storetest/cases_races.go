@@ -237,7 +237,11 @@ func seenElsewhere(b *bench) {
 				b.Errorf("extension: applied %t, %v", w.Applied, err)
 				return
 			}
-			written <- w.Stamps.Revision
+			select {
+			case written <- w.Stamps.Revision:
+			case <-b.ctx.Done():
+				return
+			}
 		}
 	}()
 	for revision := range written {

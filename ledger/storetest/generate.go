@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"encoding/binary"
 	"math"
 	"math/rand/v2"
 	"time"
@@ -54,11 +55,11 @@ func (g generator) free(maxChars int) string {
 
 // bytes returns n bytes.
 func (g generator) bytes(n int) []byte {
-	b := make([]byte, n)
-	for i := range b {
-		b[i] = byte(g.Uint32())
+	b := make([]byte, 0, n+8)
+	for len(b) < n {
+		b = binary.LittleEndian.AppendUint64(b, g.Uint64())
 	}
-	return b
+	return b[:n:n]
 }
 
 // body returns a body: often none, empty or of one byte.

@@ -202,14 +202,14 @@ func TestC74_TheLedgerIsAwayForLongerThanALease(t *testing.T) {
 		if err != nil || result.Recorded || string(result.Response.Body) != "x" {
 			t.Errorf("%+v %v", result, err)
 		}
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		ledger.Advance(time.Minute)
 		ledger.FindStore()
 		// A rival that comes at once is not granted: holders come back first.
 		if _, err := ledger.Client(clientlib.Config{}).Do(t.Context(), ref, bytesOf("a"), counted(&effects, "y"), options); err != nil && !errors.Is(err, clientlib.ErrInProgress) {
 			t.Error(err)
 		}
-		time.Sleep(20 * time.Second)
+		<-time.After(20 * time.Second)
 		result, err = client.Do(t.Context(), ref, bytesOf("a"), counted(&effects, "y"), options)
 		if err != nil || result.Outcome != clientlib.Replayed || effects != 1 {
 			t.Errorf("%+v %v, %d effects", result, err, effects)
@@ -407,7 +407,7 @@ func TestFailOpenTellsTheLedgerLater(t *testing.T) {
 			t.Error(err)
 		}
 		ledger.ComeBack()
-		time.Sleep(5 * time.Second)
+		<-time.After(5 * time.Second)
 		result, err = client.Do(t.Context(), ref, bytesOf("a"), counted(&effects, "x"), options)
 		if err != nil || result.Outcome != clientlib.Replayed || effects != 1 {
 			t.Errorf("%+v %v, %d effects", result, err, effects)

@@ -21,7 +21,7 @@ func TestHeartbeatsComeAtAThirdOfTheLeaseFromBeforeBeginWasSent(t *testing.T) {
 			return grant(request, 9*time.Second), nil
 		})
 		_, err := c.Do(t.Context(), testRef, testPrint(t), func(context.Context, Claim) (Response, error) {
-			time.Sleep(9 * time.Second)
+			<-time.After(9 * time.Second)
 			return Response{}, nil
 		}, rerun)
 		if err != nil {
@@ -53,7 +53,7 @@ func TestAHeartbeatThatFailsIsTriedAgainInsideTheLease(t *testing.T) {
 		})
 		began := time.Now()
 		_, err := c.Do(t.Context(), testRef, testPrint(t), func(ctx context.Context, _ Claim) (Response, error) {
-			time.Sleep(60 * time.Second)
+			<-time.After(60 * time.Second)
 			return Response{}, ctx.Err()
 		}, rerun)
 		beats := s.of("Extend")

@@ -60,7 +60,7 @@ func TestBackgroundRecordingHasALimit(t *testing.T) {
 			t.Error(err)
 		}
 		began := time.Now()
-		time.Sleep(30 * time.Minute)
+		<-time.After(30 * time.Minute)
 		reports := s.of("Complete")
 		if last := reports[len(reports)-1].at.Sub(began); last > DefaultSettleLimit {
 			t.Errorf("still at it after %v", last)

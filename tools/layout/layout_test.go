@@ -30,7 +30,7 @@ var allowed = map[string][]string{
 		"ledger", "gen/...", "google.golang.org/...", "buf.build/go/protovalidate", "buf.build/gen/go/...",
 		"github.com/grpc-ecosystem/go-grpc-middleware/...", "github.com/prometheus/...", "go.opentelemetry.io/...", "github.com/google/uuid",
 	},
-	"server/servertest": {"server", "ledger", "ledger/storetest", "gen/...", "google.golang.org/...", "github.com/prometheus/..."},
+	"server/servertest": {"server", "ledger", "ledger/storetest", "gen/...", "google.golang.org/...", "github.com/prometheus/...", "go.opentelemetry.io/..."},
 	"clientlib": {
 		"gen/...", "clientlib/fingerprint", "google.golang.org/...", "go.opentelemetry.io/...",
 		"github.com/grpc-ecosystem/go-grpc-middleware/...", "github.com/google/uuid",

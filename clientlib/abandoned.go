@@ -42,6 +42,9 @@ func Rerun() Abandoned { return Abandoned{choice: choiceRerun} }
 // Each refused attempt counts towards the policy's max_attempts; with on_abandoned HOLD the ledger refuses by itself.
 func Refuse() Abandoned { return Abandoned{choice: choiceRefuse} }
 
+// Chosen says whether a choice was made: the zero value is none.
+func (a Abandoned) Chosen() bool { return a.choice != undecided }
+
 func (a Abandoned) validate() error {
 	switch {
 	case a.choice == undecided:

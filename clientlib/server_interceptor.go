@@ -18,6 +18,11 @@ func ClaimFrom(ctx context.Context) (Claim, bool) {
 	return claim, ok
 }
 
+// WithClaim gives a context the claim that ClaimFrom finds: for guards around handlers of other kinds than gRPC's.
+func WithClaim(ctx context.Context, claim Claim) context.Context {
+	return context.WithValue(ctx, claimContext{}, claim)
+}
+
 // UnaryServerInterceptor makes the interceptor that runs marked methods of a server once. It stands inside authentication,
 // because it asks who the caller is, and outside whatever changes requests or answers. What is wrong with the guard, or with a
 // method's marks, is an error now and not at the first call.
@@ -132,7 +137,7 @@ func (c *serverCall) bypass(ctx context.Context) (Result, error) {
 func (c *serverCall) work(ctx context.Context, claim Claim) (Response, error) {
 	ctx = WithKey(ctx, claim.Ref.Key)
 	if claim.Attempt > 0 {
-		ctx = context.WithValue(ctx, claimContext{}, claim)
+		ctx = WithClaim(ctx, claim)
 	}
 	if stream := grpc.ServerTransportStreamFromContext(ctx); stream != nil {
 		c.stream = &recordedStream{ServerTransportStream: stream}

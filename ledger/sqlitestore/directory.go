@@ -60,6 +60,12 @@ func lockDirectory(dir string) (*os.File, error) {
 	return file, nil
 }
 
+// unlockDirectory gives the directory back. Closing the file is not enough: a child that this process is just starting has a copy of the
+// descriptor until it runs its program, and the lock goes with the last copy.
+func unlockDirectory(file *os.File) error {
+	return errors.Join(unix.Flock(int(file.Fd()), unix.LOCK_UN), file.Close())
+}
+
 func writePid(file *os.File) error {
 	if err := file.Truncate(0); err != nil {
 		return err

@@ -27,8 +27,8 @@
 //
 // One gap is left, and closed here: a process that is killed between writing a commit and its sync leaves whole frames in the log, in the
 // operating system's memory only. Opening the file again takes them for committed (walIndexRecover looks at checksums, not at what is on the
-// disk), so a reader could be answered from what a power failure still erases. Open therefore empties the log into the file before anybody
-// is answered: sqlite3WalCheckpoint syncs the log, then writes and syncs the database.
+// disk), so a reader could be answered from what a power failure still erases. Open therefore commits, and so syncs the whole log, before
+// anybody is answered.
 //
 // SQLite syncs the directory when it makes the log; Open does when it makes the database.
 //
@@ -58,5 +58,7 @@
 //
 // # Size of an entry
 //
-// Answers and histories of more than 512 bytes stand in tables of their own, so that the rows that every statement walks stay small.
+// Answers and histories of more than 512 bytes stand in tables of their own, so that the rows that every statement walks stay small. With names of
+// an ordinary length (tenant, operation, key, holder and principal of 100 bytes in all), a settled entry with a 200-byte answer takes about 725 bytes of
+// disk in all and a closed one 440. See BenchmarkPair and BenchmarkTombstone.
 package sqlitestore

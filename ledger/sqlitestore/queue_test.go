@@ -110,8 +110,14 @@ func TestABadWriteLeavesNothingOfItsSeveralStatements(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Write(t.Context(), completed(1, w.Stamps, 10_000)); !errors.Is(err, ledger.ErrUnavailable) {
-		t.Fatalf("got %v, want unavailable", err)
+	release := stall(t, s)
+	bad, good := submitted(t.Context(), s, completed(1, w.Stamps, 10_000)), submitted(t.Context(), s, claimed(2))
+	release()
+	if o := <-bad; !errors.Is(o.err, ledger.ErrUnavailable) {
+		t.Fatalf("got %v, want unavailable", o.err)
+	}
+	if o := <-good; o.err != nil || !o.written.Applied {
+		t.Errorf("the good one of the same batch: %+v", o)
 	}
 	r, err := s.Get(t.Context(), scopeOf(1))
 	if err != nil || r.Entry.State != ledger.Pending || r.Entry.Response != nil || r.Entry.Revision != 1 {

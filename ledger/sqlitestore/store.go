@@ -150,15 +150,18 @@ func (s *Store) writeAhead(ctx context.Context) error {
 	}
 	s.log = &walKeeper{conn: keeper, readers: s.readers, path: s.path + "-wal", logger: s.cfg.Logger, limit: maxLogBytes}
 	s.writer.log = s.log
-	// A process that was killed between writing a commit and its sync leaves that commit in the log, unsynced, and SQLite takes it for
-	// good when the file is opened again. So everything in the log is synced and copied before anybody is answered from it.
-	if busy, err := s.log.empty(); err != nil || busy {
-		return fmt.Errorf("sqlitestore: %s: the write-ahead log cannot be made durable (another program reads the database: %t): %w", s.path, busy, err)
+	// Not for durability, which startClock sees to, but to start with an empty log. An operator's shell may be in the way.
+	if _, err := s.log.empty(); err != nil {
+		return unreadable(s.path, err)
 	}
 	return nil
 }
 
 // startClock starts the clock, and writes down its start: from now on it never goes back.
+//
+// That commit has a second task. A process that was killed between writing a commit and its sync leaves that commit in the log, unsynced, and
+// SQLite takes it for good when the file is opened again. The sync of this commit is one of the whole log, so from here on all that a reader
+// can be answered from is durable.
 func (s *Store) startClock(ctx context.Context, source timeSource) error {
 	highWater, err := s.writer.conn.number(ctx, "SELECT high_water FROM clock")
 	if err != nil {
@@ -220,7 +223,7 @@ func (s *Store) release() error {
 		errs = append(errs, s.writer.conn.close())
 	}
 	s.stopBackups()
-	return errors.Join(append(errs, s.lock.Close())...)
+	return errors.Join(append(errs, unlockDirectory(s.lock))...)
 }
 
 // Ready implements [ledger.Store]. After a batch that could not be committed it tries an empty one: a full disk is not ready, and is again when there is

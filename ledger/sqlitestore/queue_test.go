@@ -3,6 +3,7 @@ package sqlitestore
 import (
 	"context"
 	"errors"
+	"runtime"
 	"testing"
 
 	"github.com/idemd/idemd/ledger"
@@ -43,6 +44,7 @@ func submitted(ctx context.Context, s *Store, w ledger.Write) <-chan outcome {
 		out <- outcome{written, err}
 	}()
 	for s.Stats().Queued == before {
+		runtime.Gosched()
 	}
 	return out
 }

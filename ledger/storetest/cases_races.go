@@ -253,7 +253,7 @@ func seenElsewhere(b *bench) {
 
 func linearizable(b *bench) {
 	row := b.put(b.claim())
-	h := newHistory(row)
+	h := newCallRecord(row)
 	stores := []ledger.Store{b.Store, b.another()}
 	const actors, steps = 8, 40
 	seeds := make([]uint64, actors)

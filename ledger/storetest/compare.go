@@ -64,13 +64,10 @@ func dropEmpty(v reflect.Value) {
 	}
 }
 
-const maxShown = 300
+const maxShown = 600
 
 func show(v reflect.Value) string {
-	if v.Kind() == reflect.Pointer && !v.IsNil() {
-		v = v.Elem()
-	}
-	s := fmt.Sprintf("%+v", v.Interface())
+	s := render(v.Interface())
 	if len(s) > maxShown {
 		s = fmt.Sprintf("%s… (%d characters)", s[:maxShown], len(s))
 	}

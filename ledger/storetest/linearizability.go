@@ -10,9 +10,9 @@ import (
 	"github.com/idemd/idemd/ledger"
 )
 
-// history is what actors did to one row at once. Every applied write has a revision of its own, so the order of the writes is known, and
+// callRecord is what actors did to one row at once. Every applied write has a revision of its own, so the order of the writes is known, and
 // what is left to judge is whether everything that anybody was told fits into that order and into real time.
-type history struct {
+type callRecord struct {
 	mu     sync.Mutex
 	ticks  int
 	first  *ledger.Entry
@@ -30,16 +30,16 @@ type event struct {
 	now     ledger.Time
 }
 
-func newHistory(first *ledger.Entry) *history { return &history{first: copyEntry(first)} }
+func newCallRecord(first *ledger.Entry) *callRecord { return &callRecord{first: copyEntry(first)} }
 
-func (h *history) tick() int {
+func (h *callRecord) tick() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.ticks++
 	return h.ticks
 }
 
-func (h *history) add(e event) {
+func (h *callRecord) add(e event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.ticks++
@@ -48,7 +48,7 @@ func (h *history) add(e event) {
 }
 
 // judge returns what does not fit.
-func (h *history) judge() []string {
+func (h *callRecord) judge() []string {
 	states, complaints := h.replay()
 	for _, e := range h.events {
 		low, high := h.window(e)
@@ -76,7 +76,7 @@ func (h *history) judge() []string {
 }
 
 // replay applies the applied writes in order of revision and compares their stamps.
-func (h *history) replay() (map[int64]*ledger.Entry, []string) {
+func (h *callRecord) replay() (map[int64]*ledger.Entry, []string) {
 	var complaints []string
 	var applied []event
 	for _, e := range h.events {
@@ -106,7 +106,7 @@ func (h *history) replay() (map[int64]*ledger.Entry, []string) {
 
 // window is the range of revisions at which e can have looked at the row: not before anything that was answered before e was called, nor
 // behind anything that was called after e was answered.
-func (h *history) window(e event) (low, high int64) {
+func (h *callRecord) window(e event) (low, high int64) {
 	low, high = h.first.Revision, math.MaxInt64
 	for _, other := range h.events {
 		revision, wrote := other.revision()
@@ -138,7 +138,7 @@ func (e event) revision() (revision int64, wrote bool) {
 	}
 }
 
-func (h *history) refusable(e event, states map[int64]*ledger.Entry, low, high int64) bool {
+func (h *callRecord) refusable(e event, states map[int64]*ledger.Entry, low, high int64) bool {
 	for revision := low; revision <= high; revision++ {
 		row := states[revision]
 		if row == nil {
@@ -155,7 +155,7 @@ func (h *history) refusable(e event, states map[int64]*ledger.Entry, low, high i
 type actor struct {
 	store ledger.Store
 	g     generator
-	h     *history
+	h     *callRecord
 	last  *ledger.Entry
 }
 

@@ -285,3 +285,21 @@ func TestConfigIsValidated(t *testing.T) {
 		t.Errorf("a store that is away: %v", err)
 	}
 }
+
+// TestErasingNeverShortensATombstone, not even one that a clock since put right had made long.
+func TestErasingNeverShortensATombstone(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.policy(quick())
+	b.clock.Advance(24 * time.Hour)
+	b.complete(b.begin("k", "a"), "x")
+	b.clock.Advance(time.Hour)
+	b.sweep()
+	promised := b.row("k").ForgetAt()
+	b.clock.Set(epoch)
+	_, err := b.ledger.Erase(t.Context(), ledger.Caller{}, ledger.EraseRequest{Tenant: "acme", CreatedUntil: epoch.Add(48 * time.Hour).Wall()}, nil)
+	b.must(err)
+	if got := b.row("k").ForgetAt(); got != promised {
+		t.Errorf("forgotten at %s, promised until %s", at(got), at(promised))
+	}
+}

@@ -136,6 +136,7 @@ func (b *bench) resolve(ref ledger.Ref, action ledger.ResolveAction, attempt int
 		r.Response = &ledger.Response{Body: []byte("o")}
 	case ledger.ResolveFail:
 		r.Failure = &ledger.Failure{Code: 9, Message: "o"}
+	case ledger.ResolveRelease:
 	}
 	v, err := b.ledger.Resolve(b.t.Context(), ledger.Caller{Principal: "olga"}, r)
 	b.must(err)

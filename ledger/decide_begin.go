@@ -31,6 +31,7 @@ func decideBegin(e *Entry, condition Condition, r BeginDecision, env Env) Verdic
 		return Verdict{Outcome: FailedAs}
 	case ConditionFailedRetryable:
 		return beginAfterRetryable(e, attempt, current, r, env)
+	default: // pending
 	}
 	switch {
 	case current:

@@ -55,6 +55,7 @@ func decideReport(e *Entry, condition Condition, r ReportDecision, env Env) Verd
 	case ConditionFailedRetryable:
 		lost.Write = keepEvidence(e, r, env)
 		return lost
+	default: // pending
 	}
 	if standing == earlier {
 		lost.Write = keepEvidence(e, r, env)

@@ -149,6 +149,7 @@ func (h *history) resolution() ledger.ResolveDecision {
 	case ledger.ResolveFail:
 		r.Failure = &ledger.Failure{Code: 9, Message: "x", Disposition: ledger.Final}
 		r.Report = ledger.ReportDigest(nil, r.Failure)
+	case ledger.ResolveRelease:
 	}
 	return r
 }

@@ -108,6 +108,7 @@ func (l *Ledger) Resolve(ctx context.Context, caller Caller, r ResolveRequest) (
 		failure := *r.Failure
 		failure.Disposition = Final
 		decision.Report, decision.Failure = ReportDigest(nil, &failure), env.Rules.TrimFailure(&failure)
+	case ResolveRelease: // carries no answer
 	}
 	d, err := l.carryOut(ctx, decision.Scope, decision, env, nil)
 	if err != nil {

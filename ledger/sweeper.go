@@ -200,6 +200,7 @@ func (s *sweeper) sweepEntries(ctx context.Context, page Page, dry bool) (SweepP
 	for _, e := range page.Entries {
 		action, w := DecideSweep(e, page.Now)
 		switch action {
+		case SweepNothing:
 		case SweepForget:
 			forget = append(forget, Row{Scope: e.Scope, Incarnation: e.Incarnation, Revision: e.Revision})
 			batch.Forgotten++

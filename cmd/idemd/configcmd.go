@@ -41,7 +41,7 @@ func (w *world) shownSettings(fs *pflag.FlagSet) []shownSetting {
 
 // settingsCommand makes a command that takes the daemon's settings and starts none.
 func (w *world) settingsCommand(use, short, long string) (*cobra.Command, *settings) {
-	s := &settings{env: w.getenv}
+	s := &settings{env: w.getenv, uid: w.uid}
 	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: exactArgs(), Annotations: map[string]string{strictEnvironment: "yes"}}
 	s.register(cmd.Flags())
 	return cmd, s

@@ -28,14 +28,14 @@ func TestServeListensBeyondThisMachineOnlyWhenToldOutright(t *testing.T) {
 		}
 	}
 	for _, args := range [][]string{{"--grpc-listen", ":7433"}, {"--http-listen", "0.0.0.0:7434"}} {
-		if r := runAlone(t, []string{"HOME=/home/ann"}, append([]string{"serve"}, args...)...); r.code != exitUsage || !strings.Contains(r.stderr, args[0]) {
+		if r := runAlone(t, nil, append([]string{"serve"}, args...)...); r.code != exitUsage || !strings.Contains(r.stderr, args[0]) {
 			t.Errorf("serve %v: %+v", args, r)
 		}
-		if r := runAlone(t, []string{"HOME=/home/ann", "IDEMD_INSECURE_LISTEN=true"}, append([]string{"config", "check"}, args...)...); r.code != exitOK {
+		if r := runAlone(t, []string{"IDEMD_INSECURE_LISTEN=true"}, append([]string{"config", "check"}, args...)...); r.code != exitOK {
 			t.Errorf("check %v: %+v", args, r)
 		}
 	}
-	if r := runAlone(t, []string{"HOME=/home/ann"}, "config", "check", "--http-listen", "off"); r.code != exitOK {
+	if r := runAlone(t, nil, "config", "check", "--http-listen", "off"); r.code != exitOK {
 		t.Errorf("--http-listen off: %+v", r)
 	}
 }

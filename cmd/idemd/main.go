@@ -19,6 +19,7 @@ type world struct {
 	stdin          io.Reader
 	stdout, stderr *printer
 	environ        []string
+	uid            int // as whom it runs
 	// asks: there is a person at stdin and stderr, who can be asked.
 	asks bool
 	// draws: stderr is a terminal, on which a line can be written over.
@@ -43,7 +44,7 @@ func (w *world) getenv(name string) string {
 func main() {
 	isTerminal := func(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 	w := &world{
-		stdin: os.Stdin, stdout: &printer{to: os.Stdout}, stderr: &printer{to: os.Stderr}, environ: os.Environ(), zone: time.Local,
+		stdin: os.Stdin, stdout: &printer{to: os.Stdout}, stderr: &printer{to: os.Stderr}, environ: os.Environ(), uid: os.Geteuid(), zone: time.Local,
 		asks: isTerminal(os.Stdin) && isTerminal(os.Stderr), draws: isTerminal(os.Stderr),
 	}
 	os.Exit(w.run(context.Background(), os.Args[1:]))

@@ -116,12 +116,19 @@ func (d *memoryDaemon) runs(typed string, args ...string) result {
 func runAlone(t *testing.T, environ []string, args ...string) result {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	// The first of a name counts, so a test that sets HOME has its own.
-	environ = append(slices.Clone(environ), "HOME=/home/ann")
+	// The first of a name counts, so a test that sets HOME has its own. Whoever runs the tests, what runs in them is an ordinary user.
+	environ = append(slices.Clone(environ), "HOME="+t.TempDir())
+	// A daemon that starts although it was to be refused ends at once.
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	if len(args) > 0 && args[0] == "serve" {
+		cancel()
+	}
 	w := &world{
+		uid:   1000,
 		stdin: strings.NewReader(""), stdout: &printer{to: &stdout}, stderr: &printer{to: &stderr}, zone: time.UTC, environ: environ,
 		dial: func(context.Context, string) (net.Conn, error) { return nil, fmt.Errorf("nobody is there") },
 	}
-	code := w.run(t.Context(), args)
+	code := w.run(ctx, args)
 	return result{stdout.String(), stderr.String(), code}
 }

@@ -32,7 +32,7 @@ func (s *settings) migrateConfig() (sqlstore.Config, storeChoice, error) {
 
 // storeCommand makes a command that opens a store and no daemon.
 func (w *world) storeCommand(use, short string, args cobra.PositionalArgs) (*cobra.Command, *settings, *choice) {
-	s := &settings{env: w.getenv}
+	s := &settings{env: w.getenv, uid: w.uid}
 	cmd := &cobra.Command{Use: use, Short: short, Args: args, Annotations: map[string]string{strictEnvironment: "yes"}}
 	s.register(cmd.Flags())
 	hideAllBut(cmd.Flags(), storeFlags)

@@ -43,8 +43,8 @@ var (
 	buildArgs = []string{"build"}
 )
 
-// binary builds the program, once, when the first test asks for it.
-var binary = sync.OnceValues(func() (string, error) {
+// program builds the binary, once, when the first test asks for it.
+var program = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "idemd-test-")
 	if err != nil {
 		return "", err
@@ -64,7 +64,7 @@ func binaryPath(t *testing.T) string {
 	if testing.Short() {
 		t.Skip("runs the real program: not with -short")
 	}
-	path, err := binary()
+	path, err := program()
 	if err != nil {
 		t.Fatal(err)
 	}

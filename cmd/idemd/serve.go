@@ -21,7 +21,7 @@ import (
 )
 
 func (w *world) serveCommand() *cobra.Command {
-	s := &settings{env: w.getenv}
+	s := &settings{env: w.getenv, uid: w.uid}
 	cmd := &cobra.Command{
 		Use: "serve", Short: "Run the daemon", GroupID: groupDaemon, Args: exactArgs(),
 		Long: "Run the daemon. With no flags it keeps its ledger in a directory of its own (see --data-dir) and listens on this machine only.\n\n" +

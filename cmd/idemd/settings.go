@@ -23,8 +23,9 @@ const (
 
 // settings are what a daemon can be told. Each is one flag, one environment variable and one key of the file, all of one name.
 type settings struct {
-	// env reads the environment for what is not idemd's own, as $HOME.
+	// env reads the environment for what is not idemd's own, as $HOME; uid is as whom the program runs. Both decide the default directory.
 	env func(string) string
+	uid int
 
 	config string
 
@@ -282,7 +283,7 @@ func (s *settings) chooseDirectory() (storeChoice, error) {
 		}
 		return storeChoice{directory: dir, chosen: "--data-dir"}, nil
 	}
-	return defaultDirectory(os.Geteuid(), s.env)
+	return defaultDirectory(s.uid, s.env)
 }
 
 // defaultDirectory is where a daemon keeps its ledger that was told nothing. Data, not state or cache: it is to be backed up.

@@ -60,7 +60,7 @@ func TestFlagsWinOverTheEnvironmentOverTheFileOverDefaults(t *testing.T) {
 // TestNoFileIsReadUnlessItIsNamed is TestFlagsWin's other half.
 func TestNoFileIsReadUnlessItIsNamed(t *testing.T) {
 	t.Parallel()
-	if got := shown(t, runAlone(t, []string{"HOME=/home/ann"}, "config", "check"), "max-waiters"); got != "20000 default" {
+	if got := shown(t, runAlone(t, nil, "config", "check"), "max-waiters"); got != "20000 default" {
 		t.Errorf("max-waiters: %s", got)
 	}
 }
@@ -111,7 +111,7 @@ func TestTheFileIsReadStrictly(t *testing.T) {
 
 func TestTheEnvironmentIsReadStrictly(t *testing.T) {
 	t.Parallel()
-	for _, command := range [][]string{{"serve"}, {"config", "check"}, {"config", "print"}, {"migrate", "status"}, {"backup", "x"}} {
+	for _, command := range [][]string{{"serve"}, {"config", "check"}, {"config", "print"}, {"migrate", "status"}, {"backup", "/nowhere/x"}} {
 		r := runAlone(t, []string{"IDEMD_STOR=postgresql://db/x"}, command...)
 		if r.code != exitUsage || !strings.Contains(r.stderr, "IDEMD_STOR: there is no such setting; did you mean IDEMD_STORE?") {
 			t.Errorf("%v: %+v", command, r)
@@ -126,7 +126,7 @@ func TestTheEnvironmentIsReadStrictly(t *testing.T) {
 	})
 	t.Run("settings of the other commands are no faults", func(t *testing.T) {
 		t.Parallel()
-		environ := []string{"IDEMD_ADDR=localhost:1", "IDEMD_TENANT=acme", "IDEMD_OUTPUT=text", "IDEMD_DATA_DIR=/x", "HOME=/home/ann"}
+		environ := []string{"IDEMD_ADDR=localhost:1", "IDEMD_TENANT=acme", "IDEMD_OUTPUT=text", "IDEMD_DATA_DIR=/x"}
 		if r := runAlone(t, environ, "config", "check"); r.code != exitOK {
 			t.Errorf("%+v", r)
 		}
@@ -146,7 +146,7 @@ func TestTheEnvironmentIsReadStrictly(t *testing.T) {
 		environ := []string{
 			"IDEMD_SERVICE_HOST=10.0.0.1", "IDEMD_SERVICE_PORT=7433", "IDEMD_SERVICE_PORT_GRPC=7433", "IDEMD_PORT=tcp://10.0.0.1:7433",
 			"IDEMD_PORT_7433_TCP=tcp://10.0.0.1:7433", "IDEMD_PORT_7433_TCP_PROTO=tcp", "IDEMD_PORT_7433_TCP_PORT=7433", "IDEMD_PORT_7433_TCP_ADDR=10.0.0.1",
-			"IDEMD_HEADLESS_SERVICE_HOST=10.0.0.2", "HOME=/home/ann",
+			"IDEMD_HEADLESS_SERVICE_HOST=10.0.0.2",
 		}
 		if r := runAlone(t, environ, "config", "check"); r.code != exitOK || r.stderr != "" {
 			t.Errorf("%+v", r)
@@ -196,7 +196,7 @@ func TestSettingsThatCannotWorkAreRefusedByName(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			for _, command := range [][]string{{"serve"}, {"config", "check"}} {
-				r := runAlone(t, []string{"HOME=/home/ann"}, append(command, c.args...)...)
+				r := runAlone(t, nil, append(command, c.args...)...)
 				if r.code != exitUsage || !strings.Contains(r.stderr, c.want) {
 					t.Errorf("%v: want exit 2 and %q, got %+v", command, c.want, r)
 				}

@@ -23,15 +23,15 @@ func readAtMost(r io.Reader, limit int64) ([]byte, error) {
 	return content, err
 }
 
-// stream is what the calls have in common that report progress.
-type stream[M proto.Message] interface{ Recv() (M, error) }
+// reports is what the calls have in common that report progress.
+type reports[M proto.Message] interface{ Recv() (M, error) }
 
 // progressEvery is how often progress is told where no line can be written over.
 const progressEvery = 5 * time.Second
 
 // follow prints the reports of a call as they come: one JSON line each for scripts, one line that is written over on a terminal, a line from
 // time to time elsewhere, and what it came to in the end. each, if not nil, is called with every report.
-func follow[M proto.Message](w *world, c *client, s stream[M], err error, each func(M), text func(M) string) error {
+func follow[M proto.Message](w *world, c *client, s reports[M], err error, each func(M), text func(M) string) error {
 	if err != nil {
 		return called(err, c.target.addr)
 	}

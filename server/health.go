@@ -31,39 +31,68 @@ type readiness struct {
 	metrics *Metrics
 
 	mu       sync.Mutex
-	at       time.Time // guarded by mu; when it was last looked, by the monotonic clock
-	err      error     // guarded by mu; what was found then
-	draining bool      // guarded by mu
+	at       time.Time     // guarded by mu; when it was last looked, by the monotonic clock
+	err      error         // guarded by mu; what was found then
+	looking  chan struct{} // guarded by mu; closed when the look that is under way ends; nil: none is
+	draining bool          // guarded by mu
 }
 
 func newReadiness(look func(context.Context) error, log *slog.Logger, metrics *Metrics) *readiness {
 	return &readiness{look: look, log: log, metrics: metrics}
 }
 
-// check returns nil if calls can be answered. However many ask, the store is looked at once a second.
+// check returns nil if calls can be answered. However many ask, the store is looked at once a second, by one of them.
 func (r *readiness) check() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	for r.looking != nil {
+		looking := r.looking
+		r.mu.Unlock()
+		<-looking
+		r.mu.Lock()
+	}
 	if r.draining {
 		return errDraining
 	}
 	if !r.at.IsZero() && time.Since(r.at) < readyFor {
 		return r.err
 	}
-	// Not on the context of whoever asks: others are answered by the same look.
+	looking := make(chan struct{})
+	r.looking = looking
+	r.mu.Unlock()
+	err := errLookBroke
+	func() {
+		// Also where the look panics: nobody may wait for it for ever.
+		defer func() {
+			r.mu.Lock()
+			r.noteLocked(err)
+			r.looking = nil
+			close(looking)
+		}()
+		err = r.lookNow()
+	}()
+	return err
+}
+
+var errLookBroke = errors.New("the look at the store broke off")
+
+// lookNow is not done on the context of whoever asks: others are answered by the same look.
+func (r *readiness) lookNow() error {
 	ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
 	defer cancel()
+	return r.look(ctx)
+}
+
+func (r *readiness) noteLocked(err error) {
 	before, first := r.err, r.at.IsZero()
-	r.err = r.look(ctx)
-	r.at = time.Now()
-	r.metrics.setReady(r.err == nil)
+	r.err, r.at = err, time.Now()
+	r.metrics.setReady(err == nil && !r.draining)
 	switch {
-	case r.err != nil && (before == nil || first):
-		r.log.Warn("not ready", refusalArgs(onWire(r.err))...)
-	case r.err == nil && before != nil:
+	case err != nil && (before == nil || first):
+		r.log.Warn("not ready", refusalArgs(onWire(err))...)
+	case err == nil && before != nil:
 		r.log.Info("ready again")
 	}
-	return r.err
 }
 
 func refusalArgs(err error) []any {

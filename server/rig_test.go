@@ -282,3 +282,6 @@ func inBubble(t *testing.T, o servertest.Options, test func(*testing.T, *rig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) { test(t, newRig(t, o)) })
 }
+
+// pass lets the bubble's time pass. Nobody waits for it.
+func pass(d time.Duration) { <-time.After(d) }

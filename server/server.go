@@ -176,7 +176,7 @@ func (s *Server) Serve(ctx context.Context, grpcListener, httpListener net.Liste
 	defer stopWatching()
 	ends := make(chan error, 3)
 	running := 2
-	go func() { ends <- s.grpc.Serve(grpcListener) }()
+	go func() { ends <- ignoreClosed(s.grpc.Serve(grpcListener)) }()
 	go func() { ends <- s.watchReadiness(watching) }()
 	if httpListener != nil {
 		running++
@@ -199,8 +199,9 @@ func (s *Server) Serve(ctx context.Context, grpcListener, httpListener net.Liste
 	return failed
 }
 
+// ignoreClosed: a server that is stopped before it got as far as serving says so, as an error.
 func ignoreClosed(err error) error {
-	if errors.Is(err, http.ErrServerClosed) {
+	if errors.Is(err, http.ErrServerClosed) || errors.Is(err, grpc.ErrServerStopped) {
 		return nil
 	}
 	return err

@@ -36,6 +36,7 @@ var allowed = map[string][]string{
 		"github.com/grpc-ecosystem/go-grpc-middleware/...", "github.com/google/uuid",
 	},
 	"clientlib/fingerprint": {"gen/...", "google.golang.org/protobuf/..."},
+	"clientlib/httpidem":    {"clientlib", "clientlib/fingerprint", "gen/...", "google.golang.org/...", "github.com/google/uuid"},
 	"clientlib/idemtest":    {"clientlib", "server/servertest", "gen/...", "google.golang.org/..."},
 	"cmd/idemd":             {"..."},
 	"tools/layout":          {},

@@ -76,7 +76,7 @@ func showOperations(operations []operation) string {
 const maxShrinks = 60
 
 // shrink takes steps out of a failing sequence for as long as it goes on failing.
-func shrink(operations []operation, complaint string, run func([]operation) string) ([]operation, string) {
+func shrink[S any](operations []S, complaint string, run func([]S) string) ([]S, string) {
 	tries := 0
 	for size := len(operations) / 2; size > 0; size /= 2 {
 		for from := 0; from+size <= len(operations) && tries < maxShrinks; {

@@ -192,7 +192,7 @@ func TestC74_TheLedgerIsAwayForLongerThanALease(t *testing.T) {
 		result, err := client.Do(t.Context(), ref, bytesOf("a"), func(ctx context.Context, _ clientlib.Claim) (clientlib.Response, error) {
 			effects++
 			ledger.LoseStore()
-			time.Sleep(30 * time.Second) // heartbeats fail; the lease is over by every clock
+			<-time.After(30 * time.Second) // heartbeats fail; the lease is over by every clock
 			ledger.Advance(30 * time.Second)
 			if ctx.Err() != nil {
 				t.Error("the work was cancelled although nobody took over")

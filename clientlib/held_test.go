@@ -16,7 +16,7 @@ func TestHeartbeatsComeAtAThirdOfTheLeaseFromBeforeBeginWasSent(t *testing.T) {
 		began := time.Now()
 		c, s := scriptedClient(t, Config{}, func(_ context.Context, _ int, request proto.Message) (proto.Message, error) {
 			if _, ok := request.(*idemv1.BeginRequest); ok {
-				time.Sleep(2 * time.Second) // the grant is on its way for this long
+				<-time.After(2 * time.Second) // the grant is on its way for this long
 			}
 			return grant(request, 9*time.Second), nil
 		})
@@ -74,7 +74,7 @@ func TestHeartbeatsGoOnWhenTheCallerGoesAway(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		_, _ = c.Do(ctx, testRef, testPrint(t), func(context.Context, Claim) (Response, error) {
 			cancel()
-			time.Sleep(20 * time.Second) // work that does not listen
+			<-time.After(20 * time.Second) // work that does not listen
 			return Response{}, nil
 		}, rerun)
 		if n := len(s.of("Extend")); n != 6 || len(s.of("Complete")) != 1 {

@@ -315,7 +315,11 @@ func TestLostRepliesHaveOneEffect(t *testing.T) {
 	client := &http.Client{Transport: transport}
 	for i := range 3 {
 		r := s.request(t.Context(), http.MethodPost, "/charges", fmt.Sprint("charge ", i))
-		got := read(t, must(client.Do(r)))
+		response, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := read(t, response)
 		if got.body != fmt.Sprint("charge ", i) || got.replayed() != (i == 0) {
 			t.Errorf("%d: %+v", i, got)
 		}

@@ -94,7 +94,7 @@ func probe(ctx context.Context, cfg Config) (engine, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer conn.Close(ctx)
+	defer func() { _ = conn.Close(ctx) }()
 	e, err := engineOn(ctx, conn)
 	if err != nil || e != postgreSQL {
 		return e, err

@@ -97,7 +97,7 @@ func connect(t testing.TB, url string) *pgx.Conn {
 	if err != nil {
 		t.Fatalf("connecting: %v", err)
 	}
-	t.Cleanup(func() { conn.Close(context.Background()) })
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
 	return conn
 }
 
@@ -179,7 +179,11 @@ func openStore(t testing.TB, cfg sqlstore.Config) *sqlstore.Store {
 	if err != nil {
 		t.Fatalf("Open: %v", err)
 	}
-	t.Cleanup(func() { s.Close() })
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
 	return s
 }
 

@@ -242,13 +242,16 @@ func (m *migrator) ddl(ctx context.Context, text string) error {
 			break
 		}
 	}
-	return m.migrateError(err)
+	return migrateError(ctx, err)
 }
 
 // migrateError keeps the database's words: whoever migrates is an operator, and needs them.
-func (m *migrator) migrateError(err error) error {
+func migrateError(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
+	}
+	if ctx.Err() != nil {
+		return &Error{Op: "migrate", class: unknown, Reason: "interrupted: run it again, it goes on from here", cause: &contextEndedError{ctx.Err()}}
 	}
 	out := classify("migrate", writing, err)
 	var e *Error
@@ -263,7 +266,7 @@ func (m *migrator) takeLease(ctx context.Context, waiting func()) error {
 	defer tick.Stop()
 	for told := false; ; {
 		taken, err := m.renewLease(ctx)
-		if err != nil || taken {
+		if taken || (err != nil && ctx.Err() == nil) {
 			return err
 		}
 		if !told {
@@ -273,8 +276,8 @@ func (m *migrator) takeLease(ctx context.Context, waiting func()) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return &Error{Op: "migrate", class: unavailable, Reason: "another migration is under way",
-				cause: &contextEndedError{ctx.Err()}}
+			return &Error{Op: "migrate", class: unavailable, cause: &contextEndedError{ctx.Err()},
+				Reason: "another migration is under way, or one that died holds its turn for at most " + migrationLease.String()}
 		}
 	}
 }
@@ -293,7 +296,7 @@ WHERE m.holder = excluded.holder OR m.lease_until <= %[1]s RETURNING 1`, m.clock
 		case hasCode(err, "40001", "40P01") && n < maxTries:
 			continue
 		}
-		return err == nil, m.migrateError(err)
+		return err == nil, migrateError(ctx, err)
 	}
 }
 
@@ -353,7 +356,7 @@ func (m *migrator) record(ctx context.Context, step Migration) error {
 FROM idemd_migrator WHERE holder = $4::TEXT AND lease_until > %[1]s ON CONFLICT (step) DO NOTHING`, m.clock)
 	tag, err := m.work.Exec(ctx, text, step.Number, step.Name, stepNeeds[step.Number], m.holder)
 	if err != nil {
-		return m.migrateError(err)
+		return migrateError(ctx, err)
 	}
 	if tag.RowsAffected() == 0 {
 		return &Error{Op: "migrate", class: unavailable, cause: ledger.ErrContended,

@@ -19,7 +19,7 @@ func openError(t *testing.T, cfg sqlstore.Config) error {
 	t.Helper()
 	s, err := sqlstore.Open(context.Background(), cfg)
 	if err == nil {
-		s.Close()
+		_ = s.Close()
 		t.Fatal("it was opened")
 	}
 	return err

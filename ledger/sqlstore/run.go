@@ -59,9 +59,9 @@ func once[T any](ctx context.Context, s *Store, op string, k kind, fn func(conte
 	}
 	results := make(chan result, 1)
 	go func() {
-		own, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.StatementTimeout+graceForStatement)
+		limited, cancel := context.WithTimeout(own(ctx), s.cfg.StatementTimeout+graceForStatement)
 		defer cancel()
-		value, err := fn(own, conn.Conn())
+		value, err := fn(limited, conn.Conn())
 		conn.Release()
 		results <- result{value, err}
 	}()

@@ -8,7 +8,8 @@ import (
 // statements are the texts of everything the store sends, made once for an engine and a clock. Each begins with its name in a comment,
 // which is what operators see in pg_stat_statements, and what the tests' proxy goes by.
 type statements struct {
-	clock string
+	engine engine
+	clock  string
 
 	putAbsent, putAbsentApart   string
 	putOver, putOverApart       string
@@ -33,7 +34,7 @@ func newStatements(e engine, clock string) *statements {
 	if clock == "" {
 		clock = e.clockSQL()
 	}
-	s := &statements{clock: clock}
+	s := &statements{engine: e, clock: clock}
 	s.putAbsent, s.putAbsentApart = s.insertEntry(false), s.insertEntry(true)
 	s.putOver, s.putOverApart = s.replaceEntry(false), s.replaceEntry(true)
 	s.settle, s.settleApart = s.settleEntry(e, false), s.settleEntry(e, true)
@@ -77,15 +78,14 @@ func (s *statements) insertEntry(apart bool) string {
 	for i, c := range columns {
 		values[i] = c.value(first+i, 3)
 	}
+	ctes, from := s.clockOnce()
 	insert := fmt.Sprintf(`INSERT INTO idemd_entries (scope_id, shard, written_at, %s)
-SELECT $1::BYTEA, $2::INT2, t.now, %s FROM t
-ON CONFLICT (scope_id) DO NOTHING`, names(""), strings.Join(values, ", "))
-	with := "WITH t AS MATERIALIZED (SELECT " + s.clock + " AS now)"
+SELECT $1::BYTEA, $2::INT2, t.now, %s FROM %s
+ON CONFLICT (scope_id) DO NOTHING`, names(""), strings.Join(values, ", "), from)
 	if !apart {
-		return "/* idemd:put-absent */ " + with + "\n" + insert + "\nRETURNING " + stamps("")
+		return "/* idemd:put-absent */ " + with(ctes) + insert + "\nRETURNING " + stamps("")
 	}
-	return "/* idemd:put-absent */ " + with + ",\nw AS (" + insert + "\nRETURNING scope_id, " + stamps("") + "),\n" +
-		upsertBodies(first+len(columns), true) + "\nSELECT " + stamps("w.") + " FROM w"
+	return "/* idemd:put-absent */ " + withBodies(ctes, insert+"\nRETURNING scope_id, "+stamps(""), upsertBodies(first+len(columns), true))
 }
 
 // upsertBodies writes the blobs that stand apart, in the same statement as their row w. Whoever replaces an entry replaces both blobs;
@@ -99,11 +99,40 @@ func upsertBodies(first int, both bool) string {
 ON CONFLICT (scope_id) DO UPDATE SET %s RETURNING 1)`, first, history, update)
 }
 
-// locked locks the row if it satisfies guard, and only then reads the clock: l waits for the lock, t reads the clock for the row that l
-// gave. An UPDATE alone would have read it before it waited, and the lease it grants could be over by the time it is written.
-func (s *statements) locked(guard string) string {
-	return "WITH l AS MATERIALIZED (SELECT e.scope_id FROM idemd_entries AS e WHERE e.scope_id = $1::BYTEA AND " + guard + " FOR UPDATE),\n" +
-		"t AS MATERIALIZED (SELECT l.scope_id, " + s.clock + " AS now FROM l)"
+// clockOnce is a source t of one row with the clock in it, read once: what a statement selects from or joins, and the common table
+// expressions before that. PostgreSQL is held to one reading by MATERIALIZED. CockroachDB never repeats what is volatile, and commits a
+// statement with its write, in one round trip less, only if there are no common table expressions in it.
+func (s *statements) clockOnce() (ctes []string, from string) {
+	const t = "t"
+	read := "SELECT " + s.clock + " AS now"
+	if s.engine == cockroachDB {
+		return nil, "(" + read + ") AS " + t
+	}
+	return []string{t + " AS MATERIALIZED (" + read + ")"}, t
+}
+
+// clockOnceLocked is clockOnce for the row that satisfies guard, none if it does not. It locks the row, and only then reads the clock: l
+// waits for the lock, t reads the clock for the row that l gave. An UPDATE alone would have read it before it waited, and the lease
+// that it grants could be over by the time it is written.
+func (s *statements) clockOnceLocked(guard string) (ctes []string, from string) {
+	lock := "SELECT e.scope_id FROM idemd_entries AS e WHERE e.scope_id = $1::BYTEA AND " + guard + " FOR UPDATE"
+	read := "SELECT " + s.clock + " AS now FROM "
+	if s.engine == cockroachDB {
+		return nil, "(" + read + "(" + lock + ") AS l) AS t"
+	}
+	return []string{"l AS MATERIALIZED (" + lock + ")", "t AS MATERIALIZED (" + read + "l)"}, "t"
+}
+
+func with(ctes []string) string {
+	if len(ctes) == 0 {
+		return ""
+	}
+	return "WITH " + strings.Join(ctes, ",\n") + "\n"
+}
+
+// withBodies is a statement that writes an entry (w, which returns its scope and stamps) and its part of idemd_bodies.
+func withBodies(ctes []string, w, bodies string) string {
+	return with(append(ctes, "w AS ("+w+")", bodies)) + "SELECT " + stamps("w.") + " FROM w"
 }
 
 // replaceEntry writes a whole entry over the row at a revision. Parameters: scope, incarnation, revision, least incarnation, columns, and
@@ -118,16 +147,17 @@ func (s *statements) replaceEntry(apart bool) string {
 	if apart {
 		bodies = upsertBodies(first+len(columns), true)
 	}
-	return "/* idemd:put-over */ " + s.locked(revisionGuard) + ",\nw AS (UPDATE idemd_entries AS e SET written_at = t.now, " +
-		strings.Join(sets, ", ") + " FROM t WHERE e.scope_id = $1::BYTEA AND " + revisionGuard +
-		"\nRETURNING e.scope_id, " + stamps("e.") + "),\n" + bodies + "\nSELECT " + stamps("w.") + " FROM w"
+	ctes, from := s.clockOnceLocked(revisionGuard)
+	return "/* idemd:put-over */ " + withBodies(ctes, "UPDATE idemd_entries AS e SET written_at = t.now, "+strings.Join(sets, ", ")+
+		"\nFROM "+from+" WHERE e.scope_id = $1::BYTEA AND "+revisionGuard+"\nRETURNING e.scope_id, "+stamps("e."), bodies)
 }
 
 // claimUpdate is an update of the row whose claim is proved. Parameters: scope, incarnation, attempt, principal, undoubted, then
 // whatever sets needs.
-func (s *statements) claimUpdate(sets string) string {
-	return "UPDATE idemd_entries AS e SET revision = e.revision + 1, written_at = t.now, " + sets +
-		"\nFROM t WHERE e.scope_id = $1::BYTEA AND " + claimGuard + " AND " + notLapsed
+func (s *statements) claimUpdate(sets string) (ctes []string, update string) {
+	ctes, from := s.clockOnceLocked(claimGuard)
+	return ctes, "UPDATE idemd_entries AS e SET revision = e.revision + 1, written_at = t.now, " + sets +
+		"\nFROM " + from + " WHERE e.scope_id = $1::BYTEA AND " + claimGuard + " AND " + notLapsed
 }
 
 // settleEntry is [ledger.Entry.Settled] for a report that settles. Parameters after the claim's: state, ended, report, retention,
@@ -136,11 +166,11 @@ func (s *statements) settleEntry(e engine, apart bool) string {
 	sets := fmt.Sprintf(`state = $6::INT2, ended = $7::INT2, ended_at = t.now, report = $8::BYTEA, settlement = $8::BYTEA, settled_at = t.now,
 settled_by = e.attempt, retention_ns = GREATEST(e.retention_ns, $9::INT8), tombstone_ns = GREATEST(e.tombstone_ns, $10::INT8),
 due_at = t.now + GREATEST(e.retention_ns, $9::INT8) %s 1000, answer = $11::BYTEA, apart = e.apart OR $12::BOOL`, e.divide())
+	ctes, update := s.claimUpdate(sets)
 	if !apart {
-		return "/* idemd:settle */ " + s.locked(claimGuard) + "\n" + s.claimUpdate(sets) + "\nRETURNING " + stamps("e.")
+		return "/* idemd:settle */ " + with(ctes) + update + "\nRETURNING " + stamps("e.")
 	}
-	return "/* idemd:settle */ " + s.locked(claimGuard) + ",\nw AS (" + s.claimUpdate(sets) + "\nRETURNING e.scope_id, " + stamps("e.") +
-		"),\n" + upsertBodies(13, false) + "\nSELECT " + stamps("w.") + " FROM w"
+	return "/* idemd:settle */ " + withBodies(ctes, update+"\nRETURNING e.scope_id, "+stamps("e."), upsertBodies(13, false))
 }
 
 // giveUpEntry is [ledger.Entry.Settled] for a claim that is given up. Parameters after the claim's: ended, report.
@@ -148,7 +178,8 @@ func (s *statements) giveUpEntry(e engine) string {
 	lapse := "t.now + e.retention_ns " + e.divide() + " 1000"
 	sets := "ended = $6::INT2, ended_at = t.now, report = $7::BYTEA, is_current = false, doubt = true, abandoned_at = t.now,\n" +
 		"due_at = " + lapseAfter(lapse)
-	return "/* idemd:give-up */ " + s.locked(claimGuard) + "\n" + s.claimUpdate(sets) + "\nRETURNING " + stamps("e.")
+	ctes, update := s.claimUpdate(sets)
+	return "/* idemd:give-up */ " + with(ctes) + update + "\nRETURNING " + stamps("e.")
 }
 
 // extendEntry is [ledger.Entry.Extended]. Parameters after the claim's: lease, margin.
@@ -157,7 +188,8 @@ func (s *statements) extendEntry(e engine) string {
 	until := "t.now + (" + lease + " + $7::INT8) " + e.divide() + " 1000"
 	lapse := until + " + e.retention_ns " + e.divide() + " 1000"
 	sets := "lease_ns = " + lease + ", lease_until = " + until + ",\ndue_at = " + lapseAfter(lapse)
-	return "/* idemd:extend */ " + s.locked(claimGuard) + "\n" + s.claimUpdate(sets) + "\nRETURNING " + stamps("e.")
+	ctes, update := s.claimUpdate(sets)
+	return "/* idemd:extend */ " + with(ctes) + update + "\nRETURNING " + stamps("e.")
 }
 
 // lapseAfter is the due time of a pending entry that nobody comes for until at.

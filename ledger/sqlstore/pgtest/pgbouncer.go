@@ -38,7 +38,7 @@ func StartPooler(t testing.TB, s *Server) *Pooler {
 	}
 	t.Cleanup(func() {
 		p.process.stop()
-		os.RemoveAll(p.dir)
+		_ = os.RemoveAll(p.dir)
 	})
 	config := fmt.Sprintf(`[databases]
 * = host=%s user=idemd
@@ -77,7 +77,7 @@ func (p *Pooler) awaitReady(t testing.TB) {
 	for {
 		conn, err := pgx.Connect(ctx, p.URL(t, "postgres://idemd@localhost/postgres")+"&default_query_exec_mode=simple_protocol")
 		if err == nil {
-			conn.Close(ctx)
+			_ = conn.Close(ctx)
 			return
 		}
 		select {

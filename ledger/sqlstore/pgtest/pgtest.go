@@ -11,6 +11,7 @@ package pgtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -77,7 +78,8 @@ func Start(t testing.TB, settings ...string) *Server {
 
 func requireServer(t testing.TB, err error) {
 	t.Helper()
-	if missing, ok := err.(*notInstalledError); ok {
+	var missing *notInstalledError
+	if errors.As(err, &missing) {
 		t.Skipf("SKIPPED, NOTHING WAS TESTED: no PostgreSQL: %v. Install postgresql, or set %s to a server whose user may create databases.",
 			missing, URLVariable)
 	}
@@ -168,7 +170,7 @@ func (s *Server) execOn(t testing.TB, url, sql string) {
 	if err != nil {
 		t.Fatalf("pgtest: connecting: %v", err)
 	}
-	defer conn.Close(ctx)
+	defer func() { _ = conn.Close(ctx) }()
 	if _, err := conn.Exec(ctx, sql); err != nil {
 		t.Fatalf("pgtest: %s: %v", sql, err)
 	}
@@ -206,5 +208,5 @@ func (s *Server) close() {
 		return
 	}
 	s.process.stop()
-	os.RemoveAll(s.dir)
+	_ = os.RemoveAll(s.dir)
 }

@@ -18,7 +18,7 @@ func TestEachTestHasItsOwnDatabase(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Close(ctx)
+		defer func() { _ = conn.Close(ctx) }()
 		if _, err := conn.Exec(ctx, "CREATE TABLE only_here (a INT)"); err != nil {
 			t.Errorf("the database was not empty: %v", err)
 		}
@@ -35,7 +35,7 @@ func TestRestartKeepsWhatWasCommitted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Close(ctx)
+		defer func() { _ = conn.Close(ctx) }()
 		if _, err := conn.Exec(ctx, sql); err != nil {
 			t.Fatalf("%s: %v", sql, err)
 		}

@@ -43,7 +43,7 @@ func start(settings []string) (*Server, error) {
 	}
 	data := filepath.Join(dir, "data")
 	if err := runInitdb(initdb, data); err != nil {
-		os.RemoveAll(dir)
+		_ = os.RemoveAll(dir)
 		return nil, err
 	}
 	all := append(append([]string{"unix_socket_directories=" + dir}, baseSettings...), settings...)
@@ -52,7 +52,7 @@ func start(settings []string) (*Server, error) {
 		process: &process{program: postgres},
 	}
 	if err := s.run(); err != nil {
-		os.RemoveAll(dir)
+		_ = os.RemoveAll(dir)
 		return nil, err
 	}
 	return s, nil
@@ -62,12 +62,11 @@ func start(settings []string) (*Server, error) {
 // order is found out.
 func runInitdb(initdb, data string) error {
 	base := []string{"-D", data, "-U", "idemd", "--auth=trust", "-E", "UTF8", "--locale=C", "--no-sync"}
-	out, err := serverCommand(initdb, append(base, "--locale-provider=icu", "--icu-locale=en-US")...).CombinedOutput()
-	if err == nil {
+	if serverCommand(initdb, append(base, "--locale-provider=icu", "--icu-locale=en-US")...).Run() == nil {
 		return nil
 	}
-	os.RemoveAll(data)
-	if out, err = serverCommand(initdb, base...).CombinedOutput(); err != nil {
+	_ = os.RemoveAll(data)
+	if out, err := serverCommand(initdb, base...).CombinedOutput(); err != nil {
 		return fmt.Errorf("initdb: %w: %s", err, out)
 	}
 	return nil
@@ -129,7 +128,7 @@ func isProgram(path string) bool {
 
 // serverCommand is a command as the user that the server runs as: PostgreSQL refuses root.
 func serverCommand(program string, args ...string) *exec.Cmd {
-	cmd := exec.Command(program, args...)
+	cmd := exec.CommandContext(context.Background(), program, args...) // ended by process.stop
 	cmd.Dir = "/"
 	cmd.SysProcAttr = serverAttributes()
 	return cmd

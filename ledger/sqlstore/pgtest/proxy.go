@@ -1,6 +1,7 @@
 package pgtest
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -67,7 +68,7 @@ func NewProxy(t testing.TB, databaseURL string) *Proxy {
 		p.network, p.target = "unix", filepath.Join(dir, ".s.PGSQL."+port)
 		query.Del("host")
 	}
-	if p.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+	if p.listener, err = new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
 	query.Set("sslmode", "disable")
@@ -125,16 +126,16 @@ func (p *Proxy) accept() {
 		if err != nil {
 			return
 		}
-		server, err := net.Dial(p.network, p.target)
+		server, err := new(net.Dialer).DialContext(context.Background(), p.network, p.target)
 		if err != nil || !p.track(client, server) {
-			client.Close()
+			_ = client.Close()
 			continue
 		}
 		p.wait.Go(func() {
 			s := &session{proxy: p, client: client, server: server, statements: map[string]string{}}
 			s.run()
-			client.Close()
-			server.Close()
+			_ = client.Close()
+			_ = server.Close()
 			p.untrack(client, server)
 		})
 	}
@@ -158,11 +159,11 @@ func (p *Proxy) untrack(conns ...net.Conn) {
 }
 
 func (p *Proxy) close() {
-	p.listener.Close()
+	_ = p.listener.Close()
 	p.mu.Lock()
 	p.closed = true
 	for c := range p.conns {
-		c.Close()
+		_ = c.Close()
 	}
 	p.mu.Unlock()
 	p.wait.Wait()
@@ -284,16 +285,15 @@ func (s *session) answer(exchange []byte, texts []string) bool {
 	if _, err := s.server.Write(exchange); err != nil {
 		return false
 	}
-	var held []byte
 	for {
 		kind, message, err := readMessage(s.server)
 		if err != nil {
 			return false
 		}
-		if faulty {
-			held = append(held, message...)
-		} else if _, err := s.client.Write(message); err != nil {
-			return false
+		if !faulty { // of a faulty exchange the client hears nothing of what the server said
+			if _, err := s.client.Write(message); err != nil {
+				return false
+			}
 		}
 		if kind == 'Z' {
 			break

@@ -32,6 +32,9 @@ func (w *world) run(ctx context.Context, args []string) int {
 	if err == nil {
 		return exitOK
 	}
+	if saidAlready(err) {
+		return exitCode(err)
+	}
 	w.stderr.printf("idemd: %s\n", describe(err))
 	if code := exitCode(err); code != exitFailed || !isCobraError(err) {
 		return code
@@ -80,7 +83,7 @@ func (w *world) rootCommand() *cobra.Command {
 		&cobra.Group{ID: groupRules, Title: "Rules and upkeep:"},
 	)
 	root.AddCommand(w.serveCommand(), w.configCommand(), w.migrateCommand(), w.backupCommand(), w.healthCommand(), w.versionCommand())
-	root.AddCommand(w.lookupCommand(), w.listCommand(), w.resolveCommand(), w.statsCommand())
+	root.AddCommand(w.lookupCommand(), w.listCommand(), w.resolveCommand(), w.statsCommand(), w.execCommand())
 	root.AddCommand(w.policyCommand(), w.sweepCommand(), w.eraseCommand())
 	inOrder(root)
 	return root

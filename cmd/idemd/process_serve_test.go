@@ -313,6 +313,9 @@ func TestSystemdIsTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = socket.Close() }()
+	if err := socket.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
 	read := func() string {
 		buffer := make([]byte, 256)
 		n, err := socket.Read(buffer)

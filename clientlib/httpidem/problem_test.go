@@ -126,3 +126,23 @@ func TestQueriesAndTypesThatCannotBeReadAreTakenAsTheyAre(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatIsStoredIsStillNotReplayedWhereItMustNot(t *testing.T) {
+	t.Parallel()
+	w := httptest.NewRecorder()
+	replay(w, clientlib.Response{Code: 200, Metadata: []clientlib.MetadataPair{
+		{Name: "set-cookie", Value: []byte("s")}, {Name: "idem-outcome", Value: []byte("executed")}, {Name: "etag", Value: []byte("v")},
+	}})
+	if h := w.Header(); h.Get("Set-Cookie") != "" || h.Get(OutcomeHeader) != "" || h.Get("Etag") != "v" {
+		t.Errorf("%v", h)
+	}
+}
+
+func TestSwitchingProtocolsIsPassedOnAtOnce(t *testing.T) {
+	t.Parallel()
+	c := newCapture(httptest.NewRecorder(), 10)
+	c.WriteHeader(http.StatusSwitchingProtocols)
+	if !c.committed() {
+		t.Error("held back")
+	}
+}

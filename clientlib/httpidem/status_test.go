@@ -154,6 +154,26 @@ func TestARefusalOfAGuardFurtherOnIsNotKept(t *testing.T) {
 	}
 }
 
+func TestAReplayFurtherOnIsAnAnswerOfNow(t *testing.T) {
+	inner := newShop(t, nil)
+	inner.charge()
+	s := newShop(t, nil)
+	s.set(func(w http.ResponseWriter, _ *http.Request) {
+		passedOn := inner.charge()
+		for name, values := range passedOn.header {
+			w.Header()[name] = values
+		}
+		_, _ = io.WriteString(w, passedOn.body)
+	})
+	first := s.charge()
+	if first.replayed() || first.header.Get(httpidem.OriginalTimeHeader) != "" || first.outcome() != "executed" || first.body != "charged" {
+		t.Errorf("%+v", first)
+	}
+	if second := s.charge(); !second.replayed() || second.body != "charged" {
+		t.Errorf("%+v", second)
+	}
+}
+
 func TestAnOperatorsWordIsReplayed(t *testing.T) {
 	for name, c := range map[string]struct {
 		request *idemv1.ResolveEntryRequest

@@ -256,6 +256,26 @@ func TestAClaimThatIsLostWhileTheHandlerRuns(t *testing.T) {
 	}
 }
 
+func TestWhatIsPassedOnIsNotFollowedByAnotherAnswer(t *testing.T) {
+	s := newShop(t, nil)
+	s.set(func(w http.ResponseWriter, r *http.Request) {
+		if claim, _ := clientlib.ClaimFrom(r.Context()); claim.Attempt > 1 {
+			_, _ = io.WriteString(w, "second")
+			return
+		}
+		_, _ = io.WriteString(w, "first")
+		_ = http.NewResponseController(w).Flush()
+		s.ledger.LapseLease(ref)
+		s.charge()
+	})
+	if got := s.charge(); got.body != "first" {
+		t.Errorf("%+v", got)
+	}
+	if got := s.charge(); got.body != "second" || !got.replayed() {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestTheBodyOfABufferedAnswerIsGuessedOnce(t *testing.T) {
 	s := newShop(t, nil)
 	page := "<!DOCTYPE html><html></html>"

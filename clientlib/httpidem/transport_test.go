@@ -204,7 +204,8 @@ func TestWhichKeyARequestGets(t *testing.T) {
 		"that looks quoted but bare": {true, []edit{withKey(`"a"`)}, "error"},
 	} {
 		f := &far{answers: []any{200}}
-		_, err := f.come(t, httpidem.TransportConfig{Bare: c.bare}, c.edits...)
+		body := func(r *http.Request) { r.Body, r.GetBody = f.body("asked"), nil } // to be closed also when nothing is sent
+		_, err := f.come(t, httpidem.TransportConfig{Bare: c.bare}, append(c.edits, body)...)
 		if (err != nil) != (c.want == "error") || err == nil && f.keys[0] != c.want || err != nil && len(f.keys) > 0 {
 			t.Errorf("%s: %v, %q", name, err, f.keys)
 		}

@@ -16,7 +16,7 @@ import (
 const historiesPerStore = 100
 
 // stepsPerHistory is how long a history is.
-const stepsPerHistory = 40
+const stepsPerHistory = 50
 
 // Histories plays n random histories of the whole ledger (STORETEST_HISTORIES says how many otherwise) on a backend and, step by step, on
 // the Model. Several callers begin, resend, extend, report, resolve, erase, sweep and change policies through two daemons, while the clock
@@ -247,7 +247,7 @@ type playedReport struct {
 }
 
 // entriesPerHistory is how few keys a history has, so that its callers meet.
-const entriesPerHistory = 3
+const entriesPerHistory = 2
 
 // newHistoryRun gives a history its tenant, and keys that each stand under an operation with a policy of its own.
 func newHistoryRun(p *pair, seed uint64) *historyRun {

@@ -18,19 +18,36 @@ type historyStep struct {
 	seed   uint64
 }
 
-// historyKinds are drawn evenly: a kind that should come more often stands here more often.
-var historyKinds = []string{
-	"begin", "begin", "begin", "begin", "resend begin", "resend begin", "recover", "recover", "complete", "complete", "fail", "fail", "fail",
-	"resend report", "resend report", "extend", "extend", "forge", "resolve", "resolve", "resolve", "erase", "policy", "apply",
-	"advance", "advance to lease end", "advance to lease end", "advance to lease end", "advance to due", "advance to forgetting",
-	"sweep", "sweep", "dry sweep", "lookup", "restart", "land",
+// historyKinds are how often each kind of step is drawn, of their sum. What ends an entry, or lets its time run out, is seldom, so that most
+// of a history happens while there is something to decide.
+var historyKinds = []struct {
+	kind   string
+	weight int
+}{
+	{"begin", 12}, {"resend begin", 6}, {"recover", 6}, {"complete", 3}, {"fail", 12}, {"resend report", 6}, {"extend", 4}, {"forge", 2},
+	{"resolve", 5}, {"lookup", 2}, {"advance", 4}, {"advance to lease end", 12}, {"advance to due", 1}, {"advance to forgetting", 1}, {"sweep", 2},
+	{"dry sweep", 1}, {"erase", 1}, {"policy", 1}, {"apply", 1}, {"restart", 2}, {"land", 3},
+}
+
+func drawKind(g generator) string {
+	total := 0
+	for _, k := range historyKinds {
+		total += k.weight
+	}
+	at := g.IntN(total)
+	for _, k := range historyKinds {
+		if at -= k.weight; at < 0 {
+			return k.kind
+		}
+	}
+	return ""
 }
 
 func drawSteps(g generator) []historyStep {
 	out := make([]historyStep, stepsPerHistory)
 	for i := range out {
 		out[i] = historyStep{
-			kind: historyKinds[g.IntN(len(historyKinds))], entry: g.IntN(entriesPerHistory), daemon: g.IntN(2), seed: g.Uint64(),
+			kind: drawKind(g), entry: g.IntN(entriesPerHistory), daemon: g.IntN(2), seed: g.Uint64(),
 		}
 	}
 	return out
@@ -75,6 +92,9 @@ type action struct {
 // action makes the step's call out of what is known so far; without a call where there is nothing to do.
 func (r *historyRun) action(step historyStep, g generator) action {
 	e := r.entries[step.entry]
+	if len(e.begins) == 0 && step.kind != "begin" && g.IntN(4) != 0 {
+		return action{} // most of what can be said about an entry that nobody began is soon said
+	}
 	switch step.kind {
 	case "begin", "recover":
 		return r.begin(e, g, r.newBegin(e, g, step.kind == "recover"))
@@ -142,7 +162,7 @@ func (r *historyRun) newBegin(e *playedEntry, g generator, recover bool) playedB
 	e.next++
 	b := playedBegin{caller: aCaller(g), request: ledger.BeginRequest{
 		Ref: e.ref, AttemptID: [16]byte{0xa7, 15: e.next}, Holder: []string{"w1", "w2", ""}[g.IntN(3)],
-		Lease:        []time.Duration{0, 0, 10 * time.Second, time.Minute, 3 * time.Hour}[g.IntN(5)],
+		Lease:        []time.Duration{0, 0, 10 * time.Second, time.Minute}[g.IntN(4)],
 		Fingerprints: []ledger.Fingerprint{{Algorithm: "v1", Hash: []byte("0123456789abcdef")}},
 	}}
 	if recover {
@@ -259,7 +279,7 @@ func (r *historyRun) extend(e *playedEntry, g generator) action {
 	if c == nil {
 		return action{}
 	}
-	request := ledger.ExtendRequest{Ref: e.ref, Token: c.grant.Token, Lease: []time.Duration{0, 0, 15 * time.Second, time.Hour}[g.IntN(4)]}
+	request := ledger.ExtendRequest{Ref: e.ref, Token: c.grant.Token, Lease: []time.Duration{0, 0, 15 * time.Second, 10 * time.Minute}[g.IntN(4)]}
 	return action{
 		text: fmt.Sprintf("%s extends %s, attempt %d, by %v", who(c.caller), e.ref.Key, c.grant.Attempt, request.Lease),
 		call: func(_ *side, l *ledger.Ledger) (any, error) { return l.Extend(r.pair.ctx, c.caller, request) },

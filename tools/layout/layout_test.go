@@ -37,9 +37,13 @@ var allowed = map[string][]string{
 	},
 	"clientlib/fingerprint": {"gen/...", "google.golang.org/protobuf/..."},
 	"clientlib/httpidem":    {"clientlib", "clientlib/fingerprint", "gen/...", "google.golang.org/...", "github.com/google/uuid"},
-	"clientlib/idemtest":    {"clientlib", "server/servertest", "gen/...", "google.golang.org/..."},
-	"cmd/idemd":             {"..."},
-	"tools/layout":          {},
+	"clientlib/sqlidem": {
+		"clientlib", "clientlib/fingerprint", "gen/...", "ledger", "google.golang.org/...", "github.com/jackc/pgx/v5/...",
+		"github.com/cockroachdb/cockroach-go/v2/crdb/...", "github.com/google/uuid",
+	},
+	"clientlib/idemtest": {"clientlib", "server/servertest", "gen/...", "google.golang.org/..."},
+	"cmd/idemd":          {"..."},
+	"tools/layout":       {},
 }
 
 func TestEachPackageImportsOnlyWhatItMay(t *testing.T) {

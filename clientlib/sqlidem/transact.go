@@ -1,0 +1,186 @@
+package sqlidem
+
+import (
+	"context"
+	"database/sql"
+	"sync"
+	"time"
+)
+
+const (
+	// maxTries is how often a transaction is run that others get in the way of.
+	maxTries = 10
+	// minStatementTime is what a claiming statement is given on CockroachDB although nobody is waited for: its own work takes time there.
+	minStatementTime = 500 * time.Millisecond
+	// closeTimeout bounds a rollback, and the closing of a connection.
+	closeTimeout = 5 * time.Second
+)
+
+// session is one run of a transaction.
+type session[T any] struct {
+	tx      T
+	t       txn
+	dialect *dialect
+	// control is what the transaction hangs on. It ends with the caller's context until over is called, and then within the commit timeout.
+	control context.Context
+
+	cancel  context.CancelFunc
+	unlink  func() bool
+	timeout time.Duration
+	mu      sync.Mutex
+	timer   *time.Timer // set once the work is over
+
+	before string // the limit on waiting that was there before ours
+	// limited: a limit of ours may be on the connection, and not only on the transaction.
+	limited bool
+}
+
+// over says that the work is done: from here on the caller's end cuts nothing short.
+func (s *session[T]) over() {
+	s.unlink()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.timer == nil {
+		s.timer = time.AfterFunc(s.timeout, s.cancel)
+	}
+}
+
+// again takes over back, for another run.
+func (s *session[T]) again(ctx context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.timer != nil {
+		s.timer.Stop()
+		s.timer = nil
+		s.unlink = context.AfterFunc(ctx, s.cancel)
+	}
+}
+
+func (s *session[T]) close() {
+	s.unlink()
+	s.mu.Lock()
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	s.mu.Unlock()
+	s.cancel()
+}
+
+// waitAtMost limits how long the statements that follow wait for a row that another transaction has: lock_timeout on PostgreSQL.
+// CockroachDB 21.1 has none, and no SET LOCAL either, so there it is statement_timeout, of the connection.
+func (s *session[T]) waitAtMost(ctx context.Context, wait time.Duration) error {
+	if s.dialect.engine == PostgreSQL {
+		var now string
+		return statementFailure(s.t.scan(ctx, limitPostgreSQL, []any{milliseconds(wait)}, &s.before, &now))
+	}
+	s.limited = true
+	return statementFailure(s.t.script(ctx, "SET statement_timeout = "+literal(milliseconds(max(wait, minStatementTime)))))
+}
+
+// begun puts back the limit that was there, and marks where the work begins.
+func (s *session[T]) begun(ctx context.Context) error {
+	return statementFailure(s.t.script(ctx, s.putBack(), savepointWork))
+}
+
+func (s *session[T]) putBack() string {
+	if s.dialect.engine == PostgreSQL {
+		return "SET LOCAL lock_timeout = " + literal(s.before)
+	}
+	return "SET statement_timeout = " + literal(s.before)
+}
+
+// waitedTooLong recognises the end of waitAtMost.
+func (d *dialect) waitedTooLong(err error) bool {
+	state := sqlState(err)
+	return state == "55P03" || state == "57014" && d.engine == CockroachDB
+}
+
+// transact runs fn in a transaction and commits it, again while others get in the way. An error of fn rolls it back and is returned as it is; all
+// others are [*failure] values, or what the database holds against the mutation.
+func (d *DB[T]) transact(ctx context.Context, isolation sql.IsolationLevel, fn func(*session[T]) error) error {
+	c, err := d.driver.acquire(ctx)
+	if err != nil {
+		return &failure{broken, err}
+	}
+	sound := true
+	defer func() { c.release(sound) }()
+	known, err := d.dialectOn(ctx, c)
+	if err != nil {
+		return &failure{broken, err}
+	}
+	s := &session[T]{dialect: known, timeout: d.config.CommitTimeout}
+	s.control, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	s.unlink = context.AfterFunc(ctx, s.cancel)
+	defer s.close()
+	if known.engine == CockroachDB {
+		sound = false // until the limit is put back, also where fn panics
+		err, sound = restarting(ctx, c, s, isolation, fn)
+		return err
+	}
+	for n := 1; ; n++ {
+		err := once(c, s, isolation, fn)
+		if kindOf(err) != contended || n == maxTries || !pause(ctx, n) {
+			return err
+		}
+		s.again(ctx)
+	}
+}
+
+// once is one run on PostgreSQL. cockroach-go is of no use here: it calls a commit done that failed.
+func once[T any](c conn[T], s *session[T], isolation sql.IsolationLevel, fn func(*session[T]) error) (err error) {
+	s.tx, s.t, err = c.begin(s.control, isolation)
+	if err != nil {
+		return statementFailure(err)
+	}
+	ended := false
+	defer func() {
+		if !ended { // also where fn panics
+			ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+			defer cancel()
+			_ = s.t.rollback(ctx)
+		}
+	}()
+	if err := fn(s); err != nil {
+		return err
+	}
+	ended = true
+	return commitFailure(s.t.commit(s.control))
+}
+
+// restarting is all runs on CockroachDB, by its own restart protocol.
+func restarting[T any](ctx context.Context, c conn[T], s *session[T], isolation sql.IsolationLevel, fn func(*session[T]) error) (err error, sound bool) {
+	if err := c.scan(ctx, currentStatements, nil, &s.before); err != nil {
+		return &failure{broken, err}, true
+	}
+	runs := 0
+	var last error
+	err = c.restarting(s.control, isolation, maxTries-1, func(tx T, t txn) error {
+		if runs++; runs > 1 {
+			s.again(ctx)
+			if !pause(ctx, runs-1) {
+				last = &failure{broken, ctx.Err()}
+				return last
+			}
+		}
+		s.tx, s.t = tx, t
+		last = fn(s)
+		return last
+	})
+	sound = true
+	if s.limited {
+		clean, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		_, unset := c.exec(clean, s.putBack())
+		sound = unset == nil
+	}
+	switch {
+	case err == nil:
+		return nil, sound
+	case runs == 0:
+		return statementFailure(err), sound
+	case err == last: //nolint:errorlint // whether it is the very one that fn returned
+		return err, sound
+	default:
+		return commitFailure(err), sound
+	}
+}

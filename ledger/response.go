@@ -82,19 +82,23 @@ func (r *Rules) TrimResponse(in *Response) *Response {
 	return &out
 }
 
-// TrimFailure returns what the ledger keeps of a failure: details over the limit are omitted, a long message is cut at a character,
-// and DetailsOmitted says that either was.
+// TrimFailure returns what the rules let the ledger keep of a failure. As of a response, POINTER keeps no content (the details), and NONE the
+// code only; details over the limit are omitted and a long message is cut at a character. DetailsOmitted says that something is missing.
 func (r *Rules) TrimFailure(in *Failure) *Failure {
 	out := *in
 	size := 0
 	for _, d := range in.Details {
 		size += len(d.TypeURL) + len(d.Value)
 	}
-	if size > MaxDetailsBytes {
+	if size > MaxDetailsBytes || size > 0 && r.StoreResponse != StoreFull {
 		out.Details, out.DetailsOmitted = nil, true
 	}
-	if len(out.Message) > MaxMessageBytes {
-		cut := MaxMessageBytes
+	longest := MaxMessageBytes
+	if r.StoreResponse == StoreNone {
+		longest = 0
+	}
+	if len(out.Message) > longest {
+		cut := longest
 		for cut > 0 && !utf8.RuneStart(out.Message[cut]) {
 			cut--
 		}

@@ -164,9 +164,9 @@ const (
 	StoreResponse_STORE_RESPONSE_UNSPECIFIED StoreResponse = 0
 	// Everything, up to max_response_bytes.
 	StoreResponse_STORE_RESPONSE_FULL StoreResponse = 1
-	// The code and the pointer (resource_type, resource_id), with the size and hash of the body.
+	// The code and the pointer (resource_type, resource_id), with the size and hash of the body. Of a failure, code and message.
 	StoreResponse_STORE_RESPONSE_POINTER StoreResponse = 2
-	// The code only, with the size and hash of the body.
+	// The code only, with the size and hash of the body. Of a failure likewise.
 	StoreResponse_STORE_RESPONSE_NONE StoreResponse = 3
 )
 

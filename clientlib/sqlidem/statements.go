@@ -12,20 +12,19 @@ import (
 type dialect struct {
 	engine Engine
 
-	claim, read, replace, settle   string
-	tell, due, dueReceipts         string
-	fence, receipt, answer, putOff string
-	entries, receipts              string
-	clock                          string
+	entries, receipts string
+	clock             string
+
+	tell                               string
+	claim, read, replace, settle, due  string
+	fence, answer, receipt             string
+	dueReceipts, putOff, forgetReceipt string
 }
 
 const never = "9223372036854775807" // ledger.Never
 
 // entryColumns are what a reading of an entry returns, in the order of entryRow.targets.
 const entryColumns = "e.incarnation, e.revision, e.state, e.closed, e.attempt_id, e.settled_at, e.due_at, e.retention_ns, e.tombstone_ns, e.fingerprints, e.report, e.answer"
-
-// receiptColumns are what a reading of a receipt returns, in the order of receiptRow.targets.
-const receiptColumns = "r.incarnation, r.fence, r.fingerprints, r.written_at, r.answer"
 
 const (
 	thisScope = "tenant = $1::TEXT AND operation = $2::TEXT AND key = $3::TEXT"
@@ -85,9 +84,11 @@ func (d *dialect) buildReceipts() {
 		"WHERE " + allowed + " RETURNING r.written_at"
 	d.fence = "/* idem:fence */ " + d.now() + put
 	d.answer = "/* idem:receipt */ " + d.now() + put
-	d.receipt = "/* idem:read-receipt */ SELECT " + receiptColumns + " FROM " + t + " AS r WHERE " + thisScope
-	d.dueReceipts = "/* idem:due-receipts */ SELECT r.tenant, r.operation, r.key, r.incarnation, r.fence, r.due_at FROM " + t + " AS r\n" +
-		"WHERE r.shard = $1::INT2 AND r.due_at > $2::INT8 AND r.due_at <= $3::INT8 ORDER BY r.due_at LIMIT $4::INT8"
+	d.receipt = "/* idem:read-receipt */ SELECT r.incarnation, r.fence, r.fingerprints, r.written_at, r.answer FROM " + t + " AS r WHERE " + thisScope
+	d.dueReceipts = "/* idem:due-receipts */ SELECT r.tenant, r.operation, r.key, r.incarnation, r.fence FROM " + t + " AS r\n" +
+		"WHERE r.shard = $1::INT2 AND r.due_at <= $2::INT8 ORDER BY r.due_at LIMIT $3::INT8"
+	// A receipt that nobody has touched since it was read.
+	d.forgetReceipt = "/* idem:forget-receipt */ DELETE FROM " + t + " WHERE " + thisScope + " AND incarnation = $4::INT8 AND fence = $5::INT8"
 	d.putOff = "/* idem:put-off */ UPDATE " + t + " AS r SET due_at = " + d.clock + " + $6::INT8 WHERE " + thisScope +
 		" AND r.incarnation = $4::INT8 AND r.fence = $5::INT8"
 }
@@ -122,11 +123,6 @@ func (d *dialect) closeEntries(rows int) string {
 	return "/* idem:close */ UPDATE " + d.entries + " AS e SET closed = true, answer = NULL, due_at = v.due_at, revision = e.revision + 1\n" +
 		"FROM (VALUES " + values(rows, "TEXT", "TEXT", "TEXT", "INT8", "INT8", "INT8") + ") AS v (tenant, operation, key, incarnation, revision, due_at)\n" +
 		"WHERE e.tenant = v.tenant AND e.operation = v.operation AND e.key = v.key AND e.incarnation = v.incarnation AND e.revision = v.revision"
-}
-
-// forgetReceipt deletes a receipt that nobody has touched since it was read.
-func (d *dialect) forgetReceipt() string {
-	return "/* idem:forget-receipt */ DELETE FROM " + d.receipts + " WHERE " + thisScope + " AND incarnation = $4::INT8 AND fence = $5::INT8"
 }
 
 // Savepoints of ours. The names keep out of the work's way.

@@ -21,7 +21,8 @@ type session[T any] struct {
 	tx      T
 	t       txn
 	dialect *dialect
-	// control is what the transaction hangs on. It ends with the caller's context until over is called, and then within the commit timeout.
+	// control is what the transaction hangs on. It ends with the caller's context until the transaction has begun, and within the commit
+	// timeout from when the work is over. What the work has done is committed although nobody may be listening any more.
 	control context.Context
 
 	cancel  context.CancelFunc
@@ -35,9 +36,14 @@ type session[T any] struct {
 	limited bool
 }
 
-// over says that the work is done: from here on the caller's end cuts nothing short.
-func (s *session[T]) over() {
+// began says that the transaction has begun. From here on the caller's end only ends the statements that are given its context.
+func (s *session[T]) began(tx T, t txn) {
 	s.unlink()
+	s.tx, s.t = tx, t
+}
+
+// over says that the work is done, and what is left must come to an end.
+func (s *session[T]) over() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.timer == nil {
@@ -45,15 +51,15 @@ func (s *session[T]) over() {
 	}
 }
 
-// again takes over back, for another run.
+// again takes both back, for another run.
 func (s *session[T]) again(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.timer != nil {
 		s.timer.Stop()
 		s.timer = nil
-		s.unlink = context.AfterFunc(ctx, s.cancel)
 	}
+	s.unlink = context.AfterFunc(ctx, s.cancel)
 }
 
 func (s *session[T]) close() {
@@ -127,24 +133,25 @@ func (d *DB[T]) transact(ctx context.Context, isolation sql.IsolationLevel, fn f
 }
 
 // once is one run on PostgreSQL. cockroach-go is of no use here: it calls a commit done that failed.
-func once[T any](c conn[T], s *session[T], isolation sql.IsolationLevel, fn func(*session[T]) error) (err error) {
-	s.tx, s.t, err = c.begin(s.control, isolation)
+func once[T any](c conn[T], s *session[T], isolation sql.IsolationLevel, fn func(*session[T]) error) error {
+	tx, t, err := c.begin(s.control, isolation)
 	if err != nil {
 		return statementFailure(err)
 	}
+	s.began(tx, t)
 	ended := false
 	defer func() {
 		if !ended { // also where fn panics
 			ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 			defer cancel()
-			_ = s.t.rollback(ctx)
+			_ = t.rollback(ctx)
 		}
 	}()
 	if err := fn(s); err != nil {
 		return err
 	}
 	ended = true
-	return commitFailure(s.t.commit(s.control))
+	return commitFailure(t.commit(s.control))
 }
 
 // restarting is all runs on CockroachDB, by its own restart protocol.
@@ -162,7 +169,7 @@ func restarting[T any](ctx context.Context, c conn[T], s *session[T], isolation 
 				return last
 			}
 		}
-		s.tx, s.t = tx, t
+		s.began(tx, t)
 		last = fn(s)
 		return last
 	})

@@ -91,9 +91,6 @@ func (s *adminService) Sweep(req *idemv1.SweepRequest, stream grpc.ServerStreami
 // report sends progress. It ends the work where its caller went away, or where this daemon is on its way out and there is more to do: such work can
 // be asked for again, and would hold up the drain.
 func report[R any](s *adminService, stream grpc.ServerStreamingServer[R], done bool, progress *R) error {
-	if err := stream.Context().Err(); err != nil {
-		return err
-	}
 	select {
 	case <-s.draining:
 		if !done {

@@ -134,7 +134,7 @@ func statsResponse(stats ledger.Stats) *idemv1.GetStatsResponse {
 		OldestOverdueTime: timestamp(stats.OldestDue), OldestHeldTime: timestamp(stats.OldestHeld), StoreTime: timestamp(stats.Now),
 	}
 	for _, by := range stats.By {
-		// In the order of the enum. A row whose tombstone is past is no entry, whether or not a sweep has been by.
+		// In the order of the enum.
 		for c := idemv1.EntryCondition_ENTRY_CONDITION_LIVE; c <= idemv1.EntryCondition_ENTRY_CONDITION_EXPIRED; c++ {
 			if n := by.Counts[conditionsOf[c]]; n > 0 {
 				out.Counts = append(out.Counts, &idemv1.EntryCount{

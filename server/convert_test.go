@@ -2,6 +2,7 @@ package server
 
 import (
 	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -201,6 +202,31 @@ func TestEtagsAreReadAsWritten(t *testing.T) {
 	} {
 		if got := revisionOf(etag); got != want {
 			t.Errorf("%q is revision %d, want %d", etag, got, want)
+		}
+	}
+}
+
+// An entry that is held by the time it would lapse does not lapse.
+func TestLapseTime(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ hold, due, want ledger.Time }{
+		{ledger.Never, 5_000_000, 5_000_000}, {6_000_000, 5_000_000, 5_000_000}, {5_000_000, 5_000_000, 0}, {0, 5_000_000, 0}, {0, ledger.Never, 0},
+	} {
+		if got := lapseTime(&ledger.Entry{HoldFrom: c.hold, DueAt: c.due}); !proto.Equal(got, timestamp(c.want)) {
+			t.Errorf("held from %d, due at %d: %v", c.hold, c.due, got)
+		}
+	}
+}
+
+// The conversion itself takes a UUID in its canonical form only, whatever validation let through.
+func TestAttemptIDIsParsedStrictly(t *testing.T) {
+	t.Parallel()
+	const id = "6f9619ff-8b86-4d01-b42d-00cf4fc964ff"
+	for text, ok := range map[string]bool{
+		id: true, strings.ToUpper(id): true, "{" + id + "}": false, "urn:uuid:" + id: false, strings.ReplaceAll(id, "-", ""): false, "": false,
+	} {
+		if _, err := beginRequestOf(&idemv1.BeginRequest{AttemptId: text}); (err == nil) != ok {
+			t.Errorf("%q: %v", text, err)
 		}
 	}
 }

@@ -84,12 +84,10 @@ func notUTF8In(field protoreflect.FieldDescriptor, wire protowire.Type, raw []by
 		return ""
 	}
 	value, _ := protowire.ConsumeBytes(raw)
-	switch field.Kind() {
-	case protoreflect.StringKind:
-		if !utf8.Valid(value) {
-			return string(field.Name())
-		}
-	case protoreflect.MessageKind:
+	switch {
+	case field.Kind() == protoreflect.StringKind && !utf8.Valid(value):
+		return string(field.Name())
+	case field.Kind() == protoreflect.MessageKind:
 		if inner := notUTF8(field.Message(), value); inner != "" {
 			return strings.Join([]string{string(field.Name()), inner}, ".")
 		}

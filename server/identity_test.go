@@ -154,6 +154,21 @@ func TestIdentifyRefuses(t *testing.T) {
 	}
 }
 
+// A caller that went away while it was asked who it is, is not told that its credentials are wrong.
+func TestIdentifyOfACallerThatWentAway(t *testing.T) {
+	t.Parallel()
+	s := newTestServer(t, func(c *Config) {
+		c.Identify = func(context.Context, string) (Principal, error) {
+			return Principal{}, errors.New("the issuer did not answer")
+		}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.identify(ctx, idemv1.LedgerService_Begin_FullMethodName); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
 // Health asks for no credentials: Identify is not even called.
 func TestHealthNeedsNoCredentials(t *testing.T) {
 	t.Parallel()

@@ -293,6 +293,21 @@ func TestLookupShowsTheHistory(t *testing.T) {
 	}
 }
 
+// Nobody holds a claim any more on an entry that was given up, settled or closed.
+func TestHasCurrentAttempt(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, servertest.Options{})
+	r.grant("live")
+	r.complete("done", r.grant("done"), &idemv1.Response{})
+	r.fail("failed", r.grant("failed"), idemv1.Disposition_DISPOSITION_RETRYABLE, unavailable("x"))
+	r.fail("given up", r.grant("given up"), idemv1.Disposition_DISPOSITION_UNKNOWN, unavailable("x"))
+	for key, want := range map[string]bool{"live": true, "done": false, "failed": false, "given up": false} {
+		if got := r.lookup(key).GetHasCurrentAttempt(); got != want {
+			t.Errorf("%s: %t", key, got)
+		}
+	}
+}
+
 // The times of an entry through its life: what does not apply is unset.
 func TestTimesThroughAnEntrysLife(t *testing.T) {
 	t.Parallel()

@@ -99,17 +99,16 @@ var changes = map[string]bool{
 // levelOf: a bug is an error, a store that is away a warning; what a caller did wrong is worth a line, what went well only to those who
 // debug.
 func levelOf(method string, code codes.Code) slog.Level {
-	switch code {
-	case codes.Internal, codes.Unknown, codes.DataLoss:
+	switch {
+	case code == codes.Internal || code == codes.Unknown || code == codes.DataLoss:
 		return slog.LevelError
-	case codes.Unavailable:
+	case code == codes.Unavailable:
 		return slog.LevelWarn
-	case codes.OK:
-		if !changes[method] {
-			return slog.LevelDebug
-		}
+	case code == codes.OK && !changes[method]:
+		return slog.LevelDebug
+	default:
+		return slog.LevelInfo
 	}
-	return slog.LevelInfo
 }
 
 func (s *Server) logCall(ctx context.Context, c *call, method string, took time.Duration, err error) {

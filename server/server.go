@@ -207,7 +207,7 @@ func ignoreClosed(err error) error {
 	return err
 }
 
-// ErrCutOff: calls were still under way when the time to drain was over, and were cut off.
+// ErrCutOff says that calls were still under way when the time to drain was over, and were cut off.
 var ErrCutOff = errors.New("server: calls were cut off: they did not end within the drain timeout")
 
 var errStopped = errors.New("server: the gRPC server was stopped from elsewhere")

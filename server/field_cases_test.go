@@ -348,7 +348,7 @@ func TestC50_NobodyGetsAnothersAnswer(t *testing.T) {
 	who := principals{}
 	r := newRig(t, servertest.Options{Identify: who.identify})
 	a, b := who.as("alice", "a"), who.as("bob", "b")
-	begin := func(as credentials, ref *idemv1.EntryRef) (*idemv1.BeginResponse, error) {
+	begin := func(as asPrincipal, ref *idemv1.EntryRef) (*idemv1.BeginResponse, error) {
 		return r.Begin(as(r.ctx), beginRequest("", func(q *idemv1.BeginRequest) { q.Ref = ref }))
 	}
 	first, err := begin(a, refTo("k"))

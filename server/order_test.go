@@ -3,6 +3,7 @@ package server
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"testing"
@@ -173,8 +174,8 @@ func TestBrokenRulesAreToldInWords(t *testing.T) {
 		Ref: &idemv1.EntryRef{Tenant: "t", Operation: "o", Key: "k"}, AttemptId: "x", Holder: "a\nb",
 		Fingerprints: []*idemv1.Fingerprint{{Algorithm: "A B", Hash: make([]byte, 16)}},
 	})
-	several, ok := bad.(*badRequest) //nolint:errorlint // its type is what the test is about
-	if !ok {
+	var several *badRequest
+	if !errors.As(bad, &several) {
 		t.Fatalf("got %v", bad)
 	}
 	rules := map[string]string{}
@@ -191,6 +192,25 @@ func TestBrokenRulesAreToldInWords(t *testing.T) {
 	for field, rule := range rules {
 		if strings.Contains(rule, `\x`) || rule == "" {
 			t.Errorf("%s: %q is no rule for people", field, rule)
+		}
+	}
+}
+
+// However much is wrong with a request, what is told of it stays short; and of a large request one thing is enough.
+func TestBrokenRulesAreBounded(t *testing.T) {
+	t.Parallel()
+	v, err := newValidator()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for members, want := range map[int]int{20: maxViolations, 100_000: 1} {
+		req := &idemv1.BeginRequest{Ref: &idemv1.EntryRef{Tenant: "t", Operation: "o", Key: "k"}, AttemptId: "6f9619ff-8b86-4d01-b42d-00cf4fc964ff"}
+		for range members {
+			req.Fingerprints = append(req.Fingerprints, &idemv1.Fingerprint{})
+		}
+		var several *badRequest
+		if bad := v.validate(req); !errors.As(bad, &several) || len(several.violations) != want {
+			t.Errorf("%d bad members: %v, want %d violations", members, bad, want)
 		}
 	}
 }

@@ -260,10 +260,10 @@ func (principals) identify(ctx context.Context, _ string) (server.Principal, err
 	return server.Principal{Name: name, Tenant: tenant, Roles: server.Reader | server.Writer}, nil
 }
 
-// credentials puts somebody's name into a call.
-type credentials func(context.Context) context.Context
+// asPrincipal puts somebody's name into a call.
+type asPrincipal func(context.Context) context.Context
 
-func (principals) as(name, tenant string) credentials {
+func (principals) as(name, tenant string) asPrincipal {
 	return func(ctx context.Context) context.Context {
 		return metadata.AppendToOutgoingContext(ctx, nameHeader, name+"|"+tenant)
 	}

@@ -53,21 +53,33 @@ func (v *validator) validate(req any) error {
 	if !ok {
 		return nil
 	}
-	err := v.rules.Validate(message)
+	// One broken rule refuses the request. The others are looked for only in a request so small that their number is bounded: a list of a million
+	// bad members must not cost a million violations.
+	err := v.rules.Validate(message, protovalidate.WithFailFast())
+	if err != nil && proto.Size(message) <= tellAllBytes {
+		err = v.rules.Validate(message)
+	}
 	var broken *protovalidate.ValidationError
 	switch {
 	case err == nil:
 		return nil
 	case errors.As(err, &broken) && len(broken.Violations) > 0:
-		return brokenRules(broken)
+		return brokenRules(broken.Violations)
 	default:
 		return internal(err)
 	}
 }
 
-func brokenRules(broken *protovalidate.ValidationError) error {
+const (
+	// tellAllBytes is up to which size all that is wrong with a request is looked for.
+	tellAllBytes = 4096
+	// maxViolations is how many of them are told: they travel in the call's trailer.
+	maxViolations = 16
+)
+
+func brokenRules(violations []*protovalidate.Violation) error {
 	out := &badRequest{}
-	for _, v := range broken.Violations {
+	for _, v := range violations[:min(len(violations), maxViolations)] {
 		field, rule := protovalidate.FieldPathString(v.Proto.GetField()), ruleText(v)
 		reason := reasonOf(field)
 		if out.Refusal == nil {

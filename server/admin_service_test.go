@@ -2,7 +2,9 @@ package server_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"testing"
 	"time"
 
@@ -436,6 +438,38 @@ func TestApplyPolicy(t *testing.T) {
 	if got, err := r.Lookup(r.ctx, &idemv1.LookupRequest{Ref: &idemv1.EntryRef{Tenant: "theirs", Operation: operation, Key: "4"}}); err != nil ||
 		got.GetEntry().GetTerms().GetMaxAttempts() != 4 {
 		t.Errorf("max_attempts of an entry under (*, *): %v, %v", got, err)
+	}
+}
+
+// Long work reports as it goes: the counts only rise, and only the last report says that it is done.
+func TestStreamedWorkReportsProgress(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, servertest.Options{})
+	const entries = 1200
+	for i := range entries {
+		r.grant(fmt.Sprint(i))
+	}
+	r.putPolicy(&idemv1.Policy{MaxAttempts: 3})
+	stream, err := r.admin.ApplyPolicy(r.ctx, &idemv1.ApplyPolicyRequest{Tenant: server.DefaultTenant, Operation: operation})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var reports []*idemv1.ApplyPolicyResponse
+	for {
+		got, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(reports); n > 0 && (got.GetExaminedCount() < reports[n-1].GetExaminedCount() || reports[n-1].GetDone()) {
+			t.Errorf("%v comes after %v", got, reports[n-1])
+		}
+		reports = append(reports, got)
+	}
+	if n := len(reports); n < 3 || !reports[n-1].GetDone() || reports[n-1].GetChangedCount() != entries || reports[0].GetExaminedCount() >= entries {
+		t.Errorf("reported %v", reports)
 	}
 }
 

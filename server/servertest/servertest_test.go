@@ -69,6 +69,29 @@ func TestStartAndClose(t *testing.T) {
 	}
 }
 
+// A daemon may be closed at any moment of its start, with or without calls on it.
+func TestClosedAtOnce(t *testing.T) {
+	t.Parallel()
+	for i := range 60 {
+		d, err := servertest.Start(servertest.Options{TCP: i%3 == 0})
+		if err != nil {
+			t.Fatal(err)
+		}
+		called := make(chan struct{})
+		go func() {
+			defer close(called)
+			if i%2 == 0 {
+				// Whatever it is told: it is told something.
+				_, _ = idemv1.NewLedgerServiceClient(d.Conn()).Begin(context.Background(), request("k"))
+			}
+		}()
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+		<-called
+	}
+}
+
 // What can not start says so and leaves nothing behind.
 func TestStartFails(t *testing.T) {
 	t.Parallel()

@@ -49,7 +49,7 @@ const entriesTable = `CREATE TABLE IF NOT EXISTS {entries} (
     operation    {text} NOT NULL,
     key          {text} NOT NULL,
     shard        INT2 NOT NULL CHECK (shard BETWEEN 0 AND 15),
-    incarnation  INT8 NOT NULL,     -- when the intent was first begun; times are microseconds since the Unix epoch, by the database's clock
+    incarnation  INT8 NOT NULL,     -- when the intent was first begun. Times are microseconds since the Unix epoch, by the database's clock
     revision     INT8 NOT NULL,
     state        INT2 NOT NULL,     -- 1 pending, never seen from outside its transaction, 2 completed, 3 failed for good
     closed       BOOL NOT NULL,     -- only a tombstone is left: the answer is gone, and a late retry is refused
@@ -76,7 +76,7 @@ const receiptsTable = `CREATE TABLE IF NOT EXISTS {receipts} (
     fingerprints {bytes} NOT NULL,
     written_at   INT8 NOT NULL,     -- microseconds since the Unix epoch, by the database's clock
     due_at       INT8 NOT NULL,     -- from when the sweep asks the daemon whether the receipt is still needed
-    answer       {bytes},           -- none: only a fence
+    answer       {bytes},         -- none: only a fence
     PRIMARY KEY (tenant, operation, key)
 ){storage}`
 

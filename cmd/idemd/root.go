@@ -84,7 +84,7 @@ func (w *world) rootCommand() *cobra.Command {
 	)
 	root.AddCommand(w.serveCommand(), w.configCommand(), w.migrateCommand(), w.backupCommand(), w.healthCommand(), w.versionCommand())
 	root.AddCommand(w.lookupCommand(), w.listCommand(), w.resolveCommand(), w.statsCommand(), w.execCommand())
-	root.AddCommand(w.policyCommand(), w.sweepCommand(), w.eraseCommand())
+	root.AddCommand(w.policyCommand(), w.sweepCommand(), w.eraseCommand(), w.ddlCommand())
 	inOrder(root)
 	return root
 }

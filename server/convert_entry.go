@@ -124,8 +124,8 @@ func entryTimes(v ledger.View) *idemv1.EntryTimes {
 	}
 	switch {
 	case v.Condition == ledger.Lapsed:
-		// Nothing was ever kept for replay: the end of its retention is when it lapsed.
-		out.LapseTime = timestamp(v.ExpiresAt)
+		// Nothing was ever kept for replay, so it has no end. The tombstone is counted from the lapse, also once a sweep has been by.
+		out.LapseTime = timestamp(v.ForgetAt.Add(-e.Terms.Tombstone))
 	default:
 		out.ExpireTime = timestamp(v.ExpiresAt)
 	}

@@ -329,14 +329,22 @@ func TestTimesThroughAnEntrysLife(t *testing.T) {
 	wantTime(t, "lapse_time of an abandoned entry", times.GetLapseTime(), lapse)
 
 	r.advance(ledger.DefaultRetention)
-	e := r.lookup("k")
-	if e.GetCondition() != idemv1.EntryCondition_ENTRY_CONDITION_LAPSED {
-		t.Fatalf("condition %v", e.GetCondition())
-	}
-	wantTime(t, "lapse_time of a lapsed entry", e.GetTimes().GetLapseTime(), lapse)
-	wantTime(t, "tombstone_expire_time of a lapsed entry", e.GetTimes().GetTombstoneExpireTime(), lapse.Add(ledger.DefaultRetention))
-	if e.GetTimes().GetExpireTime() != nil || e.GetTimes().GetSettleTime() != nil {
-		t.Errorf("a lapsed entry has %v", e.GetTimes())
+	for _, swept := range []bool{false, true} {
+		if swept {
+			if err := sweep(r, &idemv1.SweepRequest{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		e := r.lookup("k")
+		if e.GetCondition() != idemv1.EntryCondition_ENTRY_CONDITION_LAPSED {
+			t.Fatalf("swept %t: condition %v", swept, e.GetCondition())
+		}
+		wantTime(t, "lapse_time of a lapsed entry", e.GetTimes().GetLapseTime(), lapse)
+		wantTime(t, "abandon_time of a lapsed entry", e.GetTimes().GetAbandonTime(), created.Add(time.Minute))
+		wantTime(t, "tombstone_expire_time of a lapsed entry", e.GetTimes().GetTombstoneExpireTime(), lapse.Add(ledger.DefaultRetention))
+		if e.GetTimes().GetExpireTime() != nil || e.GetTimes().GetSettleTime() != nil {
+			t.Errorf("swept %t: a lapsed entry has %v", swept, e.GetTimes())
+		}
 	}
 
 	r.putPolicy(&idemv1.Policy{OnAbandoned: idemv1.OnAbandoned_ON_ABANDONED_HOLD})

@@ -23,12 +23,15 @@ help: ## list the targets
 ## Generated code
 
 .PHONY: generate
-generate: ## generate gen/ from proto/
+generate: ## generate gen/ from proto/, and the examples' code
 	$(BUF) generate
+	$(BUF) generate --template examples/payments/buf.gen.yaml
+	go test ./examples -count=1 -run=TestDescriptorSets -rewrite
 
 .PHONY: check-generate
-check-generate: ## fail if gen/ is not what proto/ generates
-	@tools/check-unchanged.sh gen $(MAKE) --no-print-directory generate
+check-generate: ## fail if generated code is not what the .proto files generate
+	@tools/check-unchanged.sh gen tools/check-unchanged.sh examples/payments/gen tools/check-unchanged.sh examples/descriptors \
+		$(MAKE) --no-print-directory generate
 
 .PHONY: third-party
 third-party: ## print third_party/proto from the descriptors in Go modules
@@ -44,6 +47,7 @@ check-third-party: ## fail if third_party/proto is not what its modules say
 lint-proto: ## check style and format of proto/
 	$(BUF) lint
 	$(BUF) format --diff --exit-code proto
+	$(BUF) format --diff --exit-code examples/payments/proto
 
 .PHONY: breaking
 breaking: ## fail if proto/ breaks callers of what BASE (default: main) has

@@ -20,7 +20,7 @@ if ! git cat-file -e "$base:proto" 2>/dev/null; then
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-git archive "$base" buf.yaml proto third_party/proto | tar -x -C "$work"
-# The workspace has two modules and an image has one, so both sides name proto/ alone.
+git archive "$base" buf.yaml ':(glob)**/*.proto' | tar -x -C "$work"
+# The workspace has several modules and an image has one, so both sides name proto/ alone.
 "$@" build "$work/proto" -o "$work/base.binpb"
 "$@" breaking proto --against "$work/base.binpb"

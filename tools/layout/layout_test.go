@@ -44,6 +44,11 @@ var allowed = map[string][]string{
 	"clientlib/idemtest": {"clientlib", "server/servertest", "gen/...", "google.golang.org/..."},
 	"cmd/idemd":          {"..."},
 	"tools/layout":       {},
+	// What a user would import, and nothing else of ours.
+	"examples/payments":                 {"clientlib", "examples/payments/gen/...", "google.golang.org/..."},
+	"examples/payments/gen/payments/v1": {"gen/...", "google.golang.org/..."},
+	"examples/payments/paymentsd":       {"clientlib", "examples/payments", "google.golang.org/..."},
+	"examples/payments/pay":             {"clientlib", "examples/payments", "examples/payments/gen/...", "google.golang.org/..."},
 }
 
 func TestEachPackageImportsOnlyWhatItMay(t *testing.T) {

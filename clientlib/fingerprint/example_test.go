@@ -37,8 +37,8 @@ func ExampleNewProtoHasher() {
 
 func ExampleBytesHasher() {
 	var hasher fingerprint.BytesHasher
-	fmt.Fprint(&hasher, "hel")
-	fmt.Fprint(&hasher, "lo")
+	_, _ = hasher.Write([]byte("hel"))
+	_, _ = hasher.Write([]byte("lo"))
 	streamed, _ := hasher.Sum()
 	whole, _ := fingerprint.Bytes([]byte("hello"))
 	fmt.Println(streamed.Equal(whole))

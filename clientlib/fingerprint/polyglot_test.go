@@ -15,7 +15,7 @@ func TestPolyglot(t *testing.T) {
 	t.Run("python", func(t *testing.T) {
 		// Debian's protobuf is a package of Debian's own Python, which need not be the first on the PATH.
 		for _, python := range []string{"/usr/bin/python3", "python3"} {
-			if exec.Command(python, "-c", "import google.protobuf.unknown_fields").Run() == nil {
+			if exec.CommandContext(t.Context(), python, "-c", "import google.protobuf.unknown_fields").Run() == nil {
 				verify(t, python, filepath.Join("python", "verify.py"))
 				return
 			}
@@ -48,7 +48,7 @@ func verify(t *testing.T, interpreter, program string) {
 		}
 	}
 	var out, errors bytes.Buffer
-	command := exec.Command(interpreter, program, vectorsFile)
+	command := exec.CommandContext(t.Context(), interpreter, program, vectorsFile)
 	command.Stdout, command.Stderr = &out, &errors
 	if err := command.Run(); err != nil {
 		t.Fatalf("%s %s: %v\n%s%s", interpreter, program, err, out.Bytes(), errors.Bytes())
@@ -72,7 +72,7 @@ func TestPolyglotNoticesAWrongHash(t *testing.T) {
 	}
 	ran := false
 	for _, command := range [][]string{{"/usr/bin/python3", "python/verify.py"}, {"node", "node/verify.js"}} {
-		out, err := exec.Command(command[0], command[1], file).Output()
+		out, err := exec.CommandContext(t.Context(), command[0], command[1], file).Output()
 		if !regexp.MustCompile(`(?m)^\d+ passed, \d+ failed`).Match(out) {
 			continue // it is not installed; TestPolyglot says so
 		}

@@ -303,6 +303,8 @@ func (h *ProtoHasher) compileField(field protoreflect.FieldDescriptor, excluded 
 		}
 	case encodeMessage:
 		made.message = h.compile(valueField.Message(), excluded, known)
+	case encodeBool, encodeInt, encodeUint, encodeString, encodeBytes:
+		// Their encoding says all there is to know.
 	}
 	return made
 }

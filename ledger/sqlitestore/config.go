@@ -44,13 +44,13 @@ type Config struct {
 func (c Config) Validate() error {
 	var errs []error
 	if c.Dir == "" {
-		errs = append(errs, errors.New("Dir: must name a directory"))
+		errs = append(errs, errors.New("no directory is named (Dir)"))
 	}
 	if c.MaxWallAhead < 0 {
 		errs = append(errs, fmt.Errorf("MaxWallAhead: must not be negative, is %v", c.MaxWallAhead))
 	}
 	if c.Readers < 0 || c.Readers > 256 {
-		errs = append(errs, fmt.Errorf("Readers: must be 0 to 256, is %d", c.Readers))
+		errs = append(errs, fmt.Errorf("the number of readers (Readers) must be 0 to 256, is %d", c.Readers))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("sqlitestore: config: %w", err)

@@ -99,7 +99,7 @@ func killOnce(t *testing.T, dir string, first int64, acknowledgements int, grant
 	if err != nil {
 		t.Fatal(err)
 	}
-	child := exec.Command(self)
+	child := exec.CommandContext(t.Context(), self)
 	child.Env = append(os.Environ(), killDirectory+"="+dir, fmt.Sprintf("%s=%d", killFirst, first))
 	var complaints bytes.Buffer
 	child.Stderr = &complaints

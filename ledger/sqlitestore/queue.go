@@ -110,7 +110,7 @@ func (q *queue) wait(ctx context.Context, j *job) error {
 		return j.err
 	default:
 		// Its own error, not the context's: a context error says that nothing was done.
-		return fmt.Errorf("sqlitestore: the caller left while the write was on its way (%v): %w", ctx.Err(), ledger.ErrUnknown)
+		return fmt.Errorf("sqlitestore: the caller left while the write was on its way (%s): %w", ctx.Err().Error(), ledger.ErrUnknown)
 	}
 }
 

@@ -204,6 +204,10 @@ func openService(t testing.TB, raw, driver string, config sqlidem.Config) *servi
 	}
 	db := stdlib.OpenDB(*must(pgx.ParseConfig(raw)))
 	t.Cleanup(func() { db.Close() })
+	return sqlService(db, config)
+}
+
+func sqlService(db *sql.DB, config sqlidem.Config) *service {
 	return serviceOf(must(sqlidem.NewSQL(db, config)), func(t *sql.Tx) tx { return sqlTx{t} })
 }
 

@@ -121,6 +121,8 @@ func (a *auditor) refused(key string, e *audited, reason ledger.Reason, now ledg
 		if now < e.keepUntil {
 			a.complain(key, "to be known until %d, and at %d refused %s", e.keepUntil, now, reason)
 		}
+	default:
+		// Said of the caller or of what it sent, not of the entry.
 	}
 }
 

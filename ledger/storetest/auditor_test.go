@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -57,6 +58,11 @@ func (x *told) report(g *ledger.Grant, r playedReport) {
 	}, nil}, auditedTerms, x.now)
 }
 
+// resolve tells of an operator's decision that was taken, or was taken before.
+func (x *told) resolve(r ledger.ResolveRequest, resent bool) {
+	x.resolved(auditedKey, r, answer{ledger.Resolved{Resent: resent}, nil}, auditedTerms, x.now)
+}
+
 func (x *told) row(change func(*ledger.Entry)) {
 	row := &ledger.Entry{
 		Incarnation: 1000, Revision: 1, State: ledger.Pending, Current: true, Last: ledger.Attempt{Number: 1}, HoldFrom: ledger.Never, DueAt: 9000,
@@ -77,23 +83,43 @@ var (
 	unknown   = playedReport{failure: &ledger.Failure{Code: 3, Disposition: ledger.Unknown}}
 )
 
+// auditorCase is what the auditor is told, and a part of what it must complain of: "" where nothing is wrong.
+type auditorCase struct {
+	complaint string
+	tell      func(*told)
+}
+
 func TestAuditorComplainsOfEachBrokenPromise(t *testing.T) {
 	t.Parallel()
-	afterLease := func(g *ledger.Grant) *ledger.Grant { g.PreviousAbandoned = true; return g }
-	for _, x := range []struct {
-		complaint string // "" where there must be none
-		tell      func(*told)
-	}{
+	for _, c := range slices.Concat(auditedClaims(), auditedSettlements(), auditedPromises(), auditedRows()) {
+		x := &told{auditor: newAuditor(), now: 5000}
+		c.tell(x)
+		got := strings.Join(x.complaints, "\n")
+		if c.complaint == "" && got != "" || !strings.Contains(got, c.complaint) {
+			t.Errorf("want %q, got %q", c.complaint, got)
+		}
+	}
+}
+
+// afterAbandoned makes g a claim that is told of the one before.
+func afterAbandoned(g *ledger.Grant) *ledger.Grant {
+	g.PreviousAbandoned = true
+	return g
+}
+
+// auditedClaims: who was granted what, and what they were told of those before them.
+func auditedClaims() []auditorCase {
+	return []auditorCase{
 		{"", func(x *told) { x.grant(1, x.grantOf(1)); x.row(nil); x.grant(1, x.grantOf(1)) }},
 		{"", func(x *told) {
 			x.grant(1, x.grantOf(1))
 			x.pass(time.Minute)
-			x.grant(2, afterLease(x.grantOf(2)))
+			x.grant(2, afterAbandoned(x.grantOf(2)))
 		}},
 		{"while attempt 1 had its claim", func(x *told) {
 			x.grant(1, x.grantOf(1))
 			x.pass(time.Minute - time.Microsecond)
-			x.grant(2, afterLease(x.grantOf(2)))
+			x.grant(2, afterAbandoned(x.grantOf(2)))
 		}},
 		{"", func(x *told) {
 			g := x.grantOf(1)
@@ -115,7 +141,7 @@ func TestAuditorComplainsOfEachBrokenPromise(t *testing.T) {
 		{"", func(x *told) {
 			x.grant(1, x.grantOf(1))
 			x.pass(time.Minute)
-			recovery := afterLease(x.grantOf(2))
+			recovery := afterAbandoned(x.grantOf(2))
 			x.recover(2, recovery)
 			x.report(recovery, retryable)
 			x.grant(3, x.grantOf(3))
@@ -123,12 +149,12 @@ func TestAuditorComplainsOfEachBrokenPromise(t *testing.T) {
 		{"granted after attempt", func(x *told) {
 			x.grant(1, x.grantOf(2))
 			x.pass(time.Hour)
-			x.grant(2, afterLease(x.grantOf(1)))
+			x.grant(2, afterAbandoned(x.grantOf(1)))
 		}},
 		{"the fence went from", func(x *told) {
 			x.grant(1, x.grantOf(2))
 			x.pass(time.Hour)
-			x.grant(2, afterLease(x.grantOf(1)))
+			x.grant(2, afterAbandoned(x.grantOf(1)))
 		}},
 		{"was told the fence", func(x *told) { g := x.grantOf(1); g.Fence++; x.grant(1, g) }},
 		{"a lease until", func(x *told) { g := x.grantOf(1); g.LeaseUntil = x.now; x.grant(1, g) }},
@@ -142,19 +168,25 @@ func TestAuditorComplainsOfEachBrokenPromise(t *testing.T) {
 		{"was granted attempt 1 and attempt 2", func(x *told) {
 			x.grant(1, x.grantOf(1))
 			x.pass(time.Hour)
-			x.grant(1, afterLease(x.grantOf(2)))
+			x.grant(1, afterAbandoned(x.grantOf(2)))
 		}},
+	}
+}
+
+// auditedSettlements: claims that are lost, and answers that stay.
+func auditedSettlements() []auditorCase {
+	return []auditorCase{
 		{"lost its claim, and was told that it has it", func(x *told) {
 			x.grant(1, x.grantOf(1))
 			x.pass(time.Minute)
-			x.grant(2, afterLease(x.grantOf(2)))
+			x.grant(2, afterAbandoned(x.grantOf(2)))
 			x.grant(1, x.grantOf(1))
 		}},
 		{"lost its claim, and then extended it", func(x *told) {
 			first := x.grantOf(1)
 			x.grant(1, first)
 			x.pass(time.Minute)
-			x.grant(2, afterLease(x.grantOf(2)))
+			x.grant(2, afterAbandoned(x.grantOf(2)))
 			x.extended(auditedKey, first, answer{ledger.ExtendResult{LeaseUntil: x.now + 1}, nil}, x.now)
 		}},
 		{"had its claim until", func(x *told) {
@@ -162,7 +194,7 @@ func TestAuditorComplainsOfEachBrokenPromise(t *testing.T) {
 			x.grant(1, first)
 			x.extended(auditedKey, first, answer{ledger.ExtendResult{LeaseUntil: x.now.Add(time.Hour)}, nil}, x.now)
 			x.pass(time.Minute)
-			x.grant(2, afterLease(x.grantOf(2)))
+			x.grant(2, afterAbandoned(x.grantOf(2)))
 		}},
 		{"settled for good as completed 0, and then attempt 2 was granted", func(x *told) {
 			g := x.grantOf(1)
@@ -203,6 +235,12 @@ func TestAuditorComplainsOfEachBrokenPromise(t *testing.T) {
 			x.pass(time.Hour)
 			x.refuse(ledger.ReasonExpired)
 		}},
+	}
+}
+
+// auditedPromises: how long things are kept.
+func auditedPromises() []auditorCase {
+	return []auditorCase{
 		{"told to be in progress", func(x *told) {
 			g := x.grantOf(1)
 			x.grant(1, g)
@@ -257,6 +295,12 @@ func TestAuditorComplainsOfEachBrokenPromise(t *testing.T) {
 			g.Incarnation, g.Fence = 1005, 1006
 			x.grant(2, g)
 		}},
+	}
+}
+
+// auditedRows: what stands in the rows, and what else callers are told.
+func auditedRows() []auditorCase {
+	return []auditorCase{
 		{"knows nothing of it", func(x *told) {
 			g := x.grantOf(1)
 			x.grant(1, g)
@@ -290,13 +334,12 @@ func TestAuditorComplainsOfEachBrokenPromise(t *testing.T) {
 			g := x.grantOf(1)
 			x.grant(1, g)
 			x.report(g, success)
-			x.resolved(auditedKey, ledger.ResolveRequest{Action: ledger.ResolveFail, Failure: final.failure}, answer{ledger.Resolved{Resent: true}, nil},
-				auditedTerms, x.now)
+			x.resolve(ledger.ResolveRequest{Action: ledger.ResolveFail, Failure: final.failure}, true)
 		}},
 		{"", func(x *told) {
 			x.grant(1, x.grantOf(1))
-			x.resolved(auditedKey, ledger.ResolveRequest{Action: ledger.ResolveRelease, Attempt: 1}, answer{ledger.Resolved{}, nil}, auditedTerms, x.now)
-			x.grant(2, afterLease(x.grantOf(2)))
+			x.resolve(ledger.ResolveRequest{Action: ledger.ResolveRelease, Attempt: 1}, false)
+			x.grant(2, afterAbandoned(x.grantOf(2)))
 		}},
 		{"", func(x *told) {
 			g := x.grantOf(1)
@@ -307,13 +350,6 @@ func TestAuditorComplainsOfEachBrokenPromise(t *testing.T) {
 			x.pass(3 * time.Hour)
 			x.noRow()
 		}},
-	} {
-		y := &told{auditor: newAuditor(), now: 5000}
-		x.tell(y)
-		got := strings.Join(y.complaints, "\n")
-		if x.complaint == "" && got != "" || !strings.Contains(got, x.complaint) {
-			t.Errorf("want %q, got %q", x.complaint, got)
-		}
 	}
 }
 
@@ -322,8 +358,8 @@ func TestHistoriesCatchBrokenStores(t *testing.T) {
 	t.Parallel()
 	for _, d := range defects() {
 		switch d.name {
-		case "ignores the revision", "ignores the attempt", "ignores the incarnation of a claim", "ignores the state", "ignores the lapse", "ignores doubt",
-			"ignores the binding", "lets the last retention win", "lapses what is held once it is given up",
+		case "ignores the revision", "ignores the attempt", "ignores the incarnation of a claim", "ignores the state", "ignores the lapse",
+			"ignores doubt", "ignores the binding", "lets the last retention win", "lapses what is held once it is given up",
 			"leaves a claim current that was given up", "loses the history with an extension",
 			"ignores whether the attempt is current", "extends from the end of the lease", "keeps metadata as a map":
 		default:

@@ -131,7 +131,7 @@ func settingDeleted(b *bench) {
 }
 
 func settingsListed(b *bench) {
-	names := []string{"", "a", "A", "a/b", "a:b", "é", "e\u0301", "😀", "\U0010ffff", "\uffee", " ", "*", "z"}
+	names := []string{"", "a", "A", "a/b", "a:b", "é", "e\u0301", "😀", "\U0010ffff", "\uffee", " ", "*", "z", "a\nb", "a\n", "\n", "*\n*"}
 	b.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 	want := map[string][]ledger.Setting{}
 	for _, kind := range []string{"policy", "Policy", "policy ", "policy2"} {

@@ -61,6 +61,7 @@ func dropEmpty(v reflect.Value) {
 				dropEmpty(v.Index(i))
 			}
 		}
+	default:
 	}
 }
 

@@ -18,8 +18,10 @@ func newGenerator(seed uint64) generator { return generator{rand.New(rand.NewPCG
 // oddTexts are pieces that some layer somewhere trims, folds, quotes, cuts or takes for its own syntax. There is no control character
 // among them: the ledger refuses those in every text that is a column.
 var oddTexts = []string{
-	"😀", "👩‍👩‍👧‍👦", "é", "e\u0301", "ß", "ſ", "İ", "ı", "Å", "\u212b", "ﬁ", "中文", "العربية", "\u202e", "\u200b", "\ufeff", "\ufffd", "\U0010ffff",
-	"\ufffe", "\u2028", "\u00a0", " ", "  ", "'", "''", `"`, "`", `\`, `\\`, `\x00`, `\u0000`, "%", "_", "%s", "$1", "?", ":a", "@p", "--", "/*", "*/", ";",
+	"😀", "👩‍👩‍👧‍👦",
+	"é", "e\u0301", "ß", "ſ", "İ", "ı", "Å", "\u212b", "ﬁ", "中文", "العربية", "\u202e", "\u200b", "\ufeff", "\ufffd", "\U0010ffff",
+	"\ufffe", "\u2028", "\u00a0", " ", "  ", "'", "''", `"`, "`", `\`, `\\`, `\x00`, `\u0000`,
+	"%", "_", "%s", "$1", "?", ":a", "@p", "--", "/*", "*/", ";",
 	"NULL", "null", "0", "-1", "1e3", "true", "{", "}", "[", "]", "(", ")", ",", "|", "/", ":", "=", "&", "#", "<", ">", "A", "a", "Z", "z",
 }
 

@@ -97,12 +97,12 @@ func (r *historyRun) action(step historyStep, g generator) action {
 	}
 	switch step.kind {
 	case "begin", "recover":
-		return r.begin(e, g, r.newBegin(e, g, step.kind == "recover"))
+		return r.begin(e, r.newBegin(e, g, step.kind == "recover"))
 	case "resend begin":
 		if len(e.begins) == 0 {
 			return action{}
 		}
-		return r.begin(e, g, resent(e.begins[len(e.begins)-1-g.IntN(min(len(e.begins), 3))], g))
+		return r.begin(e, resent(e.begins[len(e.begins)-1-g.IntN(min(len(e.begins), 3))], g))
 	case "complete", "fail", "resend report", "forge":
 		return r.report(e, step.kind, g)
 	case "extend":
@@ -192,7 +192,7 @@ func resent(b playedBegin, g generator) playedBegin {
 	return b
 }
 
-func (r *historyRun) begin(e *playedEntry, g generator, b playedBegin) action {
+func (r *historyRun) begin(e *playedEntry, b playedBegin) action {
 	e.begins = append(e.begins, b)
 	mode := "run"
 	if b.request.Mode == ledger.Recover {
@@ -291,19 +291,19 @@ func (r *historyRun) extend(e *playedEntry, g generator) action {
 
 func (r *historyRun) resolve(e *playedEntry, g generator) action {
 	request := ledger.ResolveRequest{
-		Ref: e.ref, Action: []ledger.ResolveAction{ledger.ResolveComplete, ledger.ResolveFail, ledger.ResolveRelease, ledger.ResolveRelease}[g.IntN(4)],
-		Attempt: 1, Reason: "asked the provider", Force: g.IntN(2) == 0,
+		Ref: e.ref, Action: min(ledger.ResolveComplete+ledger.ResolveAction(g.IntN(4)), ledger.ResolveRelease), Attempt: 1,
+		Reason: "asked the provider", Force: g.IntN(2) == 0,
 	}
 	if reading, err := r.pair.model.store.Get(r.pair.ctx, e.scope); err == nil && reading.Entry != nil {
 		request.Attempt = max(reading.Entry.Last.Number-int32(g.IntN(5)/4), 1)
 	}
-	switch report := aReport([]string{"complete", "fail"}[g.IntN(2)], g); request.Action {
+	// An operator may say just what the holder says, or said.
+	switch request.Action {
 	case ledger.ResolveComplete:
-		request.Response = &ledger.Response{Body: []byte("by hand"), Code: g.Int32N(2)}
+		request.Response = aReport("complete", g).response
 	case ledger.ResolveFail:
-		if request.Failure = report.failure; request.Failure == nil {
-			request.Failure = &ledger.Failure{Code: 9, Message: "by hand"}
-		}
+		request.Failure = aReport("fail", g).failure
+	case ledger.ResolveRelease:
 	}
 	return action{
 		text: fmt.Sprintf("an operator resolves %s, attempt %d, action %d, force %t", e.ref.Key, request.Attempt, request.Action, request.Force),

@@ -68,7 +68,8 @@ func (h *callRecord) judge() []string {
 			}
 		default:
 			if !h.refusable(e, states, low, high) {
-				complaints = append(complaints, fmt.Sprintf("guard %+v was refused, and it held for all of revisions %d to %d", e.write.Guard, low, high))
+				complaints = append(complaints,
+					fmt.Sprintf("guard %+v was refused, and it held for all of revisions %d to %d", e.write.Guard, low, high))
 			}
 		}
 	}

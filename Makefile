@@ -82,6 +82,15 @@ test-go: ## all Go tests with the race detector
 test-short: ## the quick part of the tests, without the race detector
 	go test -short $(PACKAGES)
 
+## Proof: the long forms of what "make test" does in small (docs/reliability.md)
+
+# How many times more histories than by default.
+SCALE ?= 20
+
+.PHONY: prove
+prove: ## long: histories of concurrent clients under faults, checked for linearizability
+	PROOF_SCALE=$(SCALE) go test -race -v -count=1 -timeout 6h ./proof/linear
+
 ## Build
 
 .PHONY: build

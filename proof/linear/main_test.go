@@ -1,0 +1,26 @@
+package linear
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/idemd/idemd/ledger/sqlstore/pgtest"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	cockroach.stop()
+	pgtest.Stop()
+	if program.dir != "" {
+		_ = os.RemoveAll(program.dir)
+	}
+	fmt.Printf("linear: %d histories of %d calls, %d of unknown outcome; undecided %d\n",
+		totals.histories.Load(), totals.operations.Load(), totals.unknown.Load(), totals.undecided.Load())
+	for _, kind := range slices.Sorted(maps.Keys(injected.by)) {
+		fmt.Printf("linear: injected %6d × %s\n", injected.by[kind], kind)
+	}
+	os.Exit(code)
+}

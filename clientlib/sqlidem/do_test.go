@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -246,6 +247,17 @@ func TestAPanicLeavesNoTrace(t *testing.T) {
 				panic("work broke")
 			}, patient)
 		}()
+		// Nor does work whose goroutine ends.
+		over := make(chan struct{})
+		go func() {
+			defer close(over)
+			_, _ = s.do(context.Background(), ref("k"), asked("a"), func(ctx context.Context, tx tx) (clientlib.Response, error) {
+				_, _ = charge("k")(ctx, tx)
+				runtime.Goexit()
+				return clientlib.Response{}, nil
+			}, patient)
+		}()
+		await(t, over)
 		if result, err := s.do(t.Context(), ref("k"), asked("a"), charge("k"), patient); err != nil || result.Outcome != clientlib.Executed {
 			t.Errorf("%+v, %v", result, err)
 		}

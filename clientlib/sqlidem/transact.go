@@ -170,7 +170,16 @@ func restarting[T any](ctx context.Context, c conn[T], s *session[T], isolation 
 			}
 		}
 		s.began(tx, t)
+		returned := false
+		defer func() {
+			if !returned { // a runtime.Goexit in the work would have cockroach-go commit what there is
+				clean, cancel := context.WithTimeout(context.Background(), closeTimeout)
+				defer cancel()
+				_ = t.rollback(clean)
+			}
+		}()
 		last = fn(s)
+		returned = true
 		return last
 	})
 	sound = true

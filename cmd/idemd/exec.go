@@ -62,7 +62,12 @@ func (w *world) execCommand() *cobra.Command {
 			"  idemd exec --operation import --key \"$BATCH\" --fingerprint-file batch.csv --wait 10m -- psql -f import.sql",
 		GroupID: groupEntries, DisableFlagsInUseLine: true,
 		// The first word that is no flag begins the command, whose own flags are not ours.
-		Args: func(_ *cobra.Command, args []string) error { return f.validate(args) },
+		Args: func(cmd *cobra.Command, args []string) error {
+			if cmd.Flags().Changed("output") {
+				return execUsage("exec prints what its command prints: there is no --output")
+			}
+			return f.validate(args)
+		},
 	}
 	fs := cmd.Flags()
 	fs.SetInterspersed(false)
@@ -79,10 +84,8 @@ func (w *world) execCommand() *cobra.Command {
 	fs.BoolVar(&f.fingerprintStdin, "fingerprint-stdin", false, "standard input counts too: it is read first, to its end, and then given to the command")
 	fs.BoolVar(&f.fingerprintFolder, "fingerprint-dir", false, "the current directory counts too")
 	fs.BoolVar(&f.quiet, "quiet", false, "do not say that an output is a replay, or what a failure means for the next run")
-	t := &target{timeout: durationFlag(defaultTimeout)}
-	fs.StringVar(&t.addr, "addr", defaultGRPCAddress, "`address` of the daemon: its --grpc-listen")
-	fs.Var(&t.timeout, "timeout", "how long to wait for the daemon, and for its answer")
-	markSettings(fs, "addr", "timeout")
+	t := addTarget(fs)
+	_ = fs.MarkHidden("output") // what is printed is the command's
 	addTenant(fs, &f.ref.Tenant)
 	// Scripts tell the command's exit code from ours, so nothing of ours ends with 1, 2 or 3.
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {

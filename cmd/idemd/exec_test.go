@@ -283,6 +283,7 @@ func TestExecSaysByTheCodeThatItsCommandLineIsWrong(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{
 		{"--key", "a", "true"}, {"--operation", "job", "true"}, {"--operation", "job", "--key", "a"}, {"--no-such-flag"},
+		{"--operation", "job", "--key", "a", "-o", "json", "true"},
 		{"--operation", "job", "--key", "a", "--on-failure", "maybe", "true"}, {"--operation", "job", "--key", "a", "--lease", "1ms", "true"},
 		{"--operation", "job", "--key", "a", "--max-output", "-1", "true"}, {"--operation", "job", "--key", "a", "--fingerprint-file", "/none", "true"},
 	} {

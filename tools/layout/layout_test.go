@@ -43,6 +43,8 @@ var allowed = map[string][]string{
 	},
 	"clientlib/idemtest":                   {"clientlib", "server/servertest", "gen/...", "google.golang.org/..."},
 	"clientlib/sqlidem/inbox":              {"clientlib/fingerprint", "clientlib/sqlidem/internal/sqldb", "github.com/jackc/pgx/v5/..."},
+	"clientlib/webhook":                    {"clientlib", "clientlib/fingerprint", "gen/...", "google.golang.org/..."},
+	"clientlib/webhook/sqlreceipts":        {"clientlib", "clientlib/fingerprint", "clientlib/sqlidem/inbox", "clientlib/webhook"},
 	"clientlib/sqlidem/outbox":             {"clientlib/sqlidem/internal/sqldb", "github.com/jackc/pgx/v5/...", "github.com/google/uuid"},
 	"clientlib/sqlidem/internal/sqldb":     {"github.com/jackc/pgx/v5/..."},
 	"clientlib/sqlidem/internal/sqldbtest": {"ledger/sqlstore/pgtest", "github.com/jackc/pgx/v5/...", "github.com/cockroachdb/cockroach-go/v2/testserver"},

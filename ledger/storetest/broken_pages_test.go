@@ -307,6 +307,12 @@ func otherDefects() []defect {
 			"with a cancelled context nothing is done, and every method says so",
 			"with a context past its deadline nothing is done, and every method says so",
 		}},
+		{"fails the writes beside one whose caller went away", func(s *brokenStore) { s.dragged = true },
+			[]string{"callers that go away take nobody along who writes at the same time"}},
+		{"tells a writer what another was told", func(s *brokenStore) {
+			var last ledger.Written
+			s.told = func(w *ledger.Written) { last, *w = *w, last }
+		}, []string{"of writes to many rows at once, some of them refused, each is told its own outcome"}},
 		{"writes half a row when its caller goes away", keeping(func(before, row *ledger.Entry, w ledger.Write, _ ledger.Time) {
 			if before != nil {
 				row.Settlement = ledger.Digest{}

@@ -145,6 +145,9 @@ type brokenStore struct {
 	deaf bool
 	// shares keeps what it was given and gives what it keeps.
 	shares bool
+	// dragged fails the write that comes after one whose caller went away.
+	dragged bool
+	left    atomic.Bool
 	// stash is what some defects remember.
 	stash map[ledger.ScopeID]*ledger.Entry
 
@@ -193,7 +196,11 @@ func (s *brokenStore) Get(ctx context.Context, scope ledger.ScopeID) (ledger.Rea
 
 func (s *brokenStore) Write(ctx context.Context, w ledger.Write) (ledger.Written, error) {
 	if err := s.context(ctx).Err(); err != nil {
+		s.left.Store(true)
 		return ledger.Written{}, err
+	}
+	if s.dragged && s.left.Swap(false) {
+		return ledger.Written{}, ledger.ErrUnavailable
 	}
 	if !s.shares {
 		w = copyWrite(w)

@@ -13,6 +13,7 @@ func contextCases() []testCase {
 	return []testCase{
 		{"with a cancelled context nothing is done, and every method says so", cancelledBefore},
 		{"with a context past its deadline nothing is done, and every method says so", deadlineBefore},
+		{"callers that go away take nobody along who writes at the same time", cancelledAlone},
 		{"a write cancelled in its course is there whole or not at all", cancelledDuring},
 	}
 }
@@ -88,6 +89,35 @@ func cancelledDuring(b *bench) {
 			b.Fatalf("an error of no class: %v", err)
 		case !same(row, got) && !same(want, got):
 			b.Fatalf("neither the old row nor the new one:\n%s", differences(want, got))
+		}
+	}
+}
+
+// cancelledAlone is for stores that gather what comes at once: the callers that stay must be served.
+func cancelledAlone(b *bench) {
+	for round := range 10 {
+		entries := make([]*ledger.Entry, 32)
+		for i := range entries {
+			entries[i] = b.claim()
+		}
+		errs := make([]error, len(entries))
+		b.together(len(entries), func(i int) {
+			ctx, cancel := b.ctx, context.CancelFunc(func() {})
+			if i%2 == 0 {
+				ctx, cancel = context.WithTimeout(b.ctx, time.Duration(round*i)*10*time.Microsecond)
+			}
+			defer cancel()
+			_, errs[i] = persist(ctx, b.Store, fresh(entries[i]))
+		})
+		for i, err := range errs {
+			switch got := b.get(entries[i].Scope); {
+			case i%2 != 0 && err != nil:
+				b.Errorf("a caller that stayed was told %v", err)
+			case err == nil && got == nil:
+				b.Errorf("acknowledged, and there is no row")
+			case err != nil && !known(err):
+				b.Errorf("an error of no class: %v", err)
+			}
 		}
 	}
 }

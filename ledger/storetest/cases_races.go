@@ -18,6 +18,7 @@ func raceCases() []testCase {
 		{"of many that settle one claim at once one does, and every extension came before it", settleRace},
 		{"extensions at once all go through, each with a revision of its own", extendRace},
 		{"a takeover and the holder's report at once: one of them is refused", takeoverRace},
+		{"of writes to many rows at once, some of them refused, each is told its own outcome", mixedRace},
 		{"forgetting a row and writing over it at once: one of them is refused", forgetRace},
 		{"a write is seen at once through another handle", seenElsewhere},
 		{"reads and guarded writes at once are linearizable", linearizable},
@@ -193,6 +194,37 @@ func takeoverRace(b *bench) {
 		got := b.get(row.Scope)
 		if taken := got.Last.Number == 2 && got.State == ledger.Pending; taken != written[0].Applied || got.Revision != 2 {
 			b.Fatalf("takeover applied %t, report applied %t, the row is %s", written[0].Applied, written[1].Applied, outline(got))
+		}
+	}
+}
+
+// mixedRace is for stores that gather what comes at once into one transaction: no write may be told another's outcome.
+func mixedRace(b *bench) {
+	for range 5 {
+		var writes []ledger.Write
+		var wants []ledger.Written
+		for i := range 48 {
+			row := b.put(b.claim())
+			w := b.claimed([]string{"complete", "fail", "give up", "extend"}[i%4], row)
+			if w.Extend != nil {
+				w.Extend.Lease = time.Duration(i+1) * time.Second
+			}
+			switch i % 3 {
+			case 0:
+				w.Guard.Attempt++
+			case 1:
+				w = over(row, b.entry(row.Scope))
+			}
+			want := ledger.Written{}
+			if after, holds := w.Apply(row, b.Clock.Now()); holds {
+				want = ledger.Written{Applied: true, Stamps: ledger.StampsOf(after, b.Clock.Now())}
+			}
+			writes, wants = append(writes, w), append(wants, want)
+		}
+		for i, got := range b.race(writes) {
+			if got != wants[i] {
+				b.Errorf("of %d writes number %d was told\n%+v, want\n%+v", len(writes), i, got, wants[i])
+			}
 		}
 	}
 }

@@ -8,5 +8,5 @@ import (
 
 func TestHistoriesAgreeOnTwoModels(t *testing.T) {
 	t.Parallel()
-	storetest.Histories(t, storetest.Factory{Open: openModel}, 300)
+	storetest.Histories(t, storetest.Factory{Open: openModel}, 200)
 }

@@ -50,6 +50,7 @@ var allowed = map[string][]string{
 	"clientlib/sqlidem/internal/sqldbtest": {"ledger/sqlstore/pgtest", "github.com/jackc/pgx/v5/...", "github.com/cockroachdb/cockroach-go/v2/testserver"},
 	"cmd/idemd":                            {"..."},
 	"proof/linear":                         {},
+	"proof/sim":                            {},
 	"tools/layout":                         {},
 	// What a user would import, and nothing else of ours.
 	"examples/payments":                 {"clientlib", "examples/payments/gen/...", "google.golang.org/..."},

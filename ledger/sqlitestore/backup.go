@@ -11,72 +11,64 @@ import (
 	"path/filepath"
 )
 
-// Backup writes a consistent copy of the ledger, as it stands when Backup begins, to the file at path, while the store goes on serving.
-// It refuses to overwrite. The copy is one file (0600), compact and synced, and appears under its name only when it is whole.
+// Backup writes a consistent copy of the ledger in dir, as it stands when Backup begins, to the file at path, and returns its size in bytes.
+// It works from outside: in WAL mode SQLite keeps readers in other processes and the writer out of each other's way, and the directory's
+// lock is the writer's. So a daemon that serves the ledger goes on, and one that does not start is no hindrance.
 //
-// To restore, put it as ledger.db into an empty directory. While a backup runs, the write-ahead log can not be emptied and grows.
-func (s *Store) Backup(ctx context.Context, path string) error {
-	ctx, done, err := s.beginBackup(ctx)
-	if err != nil {
-		return err
+// It refuses to overwrite (fs.ErrExist) and to make a ledger up where there is none (fs.ErrNotExist). The copy is one file (0600), compact and
+// synced, and appears under its name only when it is whole; a backup that is given up, by its context too, leaves nothing. While it runs, the
+// write-ahead log can not be emptied and grows. To restore, put the copy as ledger.db into an empty directory.
+func Backup(ctx context.Context, dir, path string) (size int64, err error) {
+	source := filepath.Join(dir, databaseName)
+	if _, err := os.Stat(source); err != nil {
+		return 0, fmt.Errorf("there is no ledger: %w", err)
 	}
-	defer done()
-	// An absolute path, so that SQLite can not take it for a URI.
-	path, err = filepath.Abs(path)
-	if err != nil {
-		return unavailable("backup", err)
+	// Absolute paths, so that SQLite can not take one for a URI.
+	if source, err = filepath.Abs(source); err != nil {
+		return 0, err
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return 0, err
 	}
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-		return unavailable("backup", fmt.Errorf("%s: %w", path, fs.ErrExist))
+		return 0, fmt.Errorf("%s is there already: name a new file: %w", path, fs.ErrExist)
 	}
 	partial := fmt.Sprintf("%s.partial-%s", path, rand.Text())
-	if err := s.copyTo(ctx, partial, path); err != nil {
+	if size, err = copyTo(ctx, source, partial, path); err != nil {
 		_ = os.Remove(partial)
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		return unavailable("backup", err)
+		return 0, errors.Join(err, context.Cause(ctx))
 	}
-	return nil
+	return size, nil
 }
 
-// beginBackup makes Close wait for the backup, and end it.
-func (s *Store) beginBackup(ctx context.Context) (context.Context, func(), error) {
-	s.backupsMu.Lock()
-	defer s.backupsMu.Unlock()
-	if s.backing.Err() != nil {
-		return nil, nil, errClosed
-	}
-	s.backups.Add(1)
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(s.backing, func() { cancel(errClosed) })
-	return ctx, func() { stop(); cancel(nil); s.backups.Done() }, nil
-}
-
-func (s *Store) copyTo(ctx context.Context, partial, path string) (err error) {
-	// SQLite writes into an empty file that is there, and so with our mode.
+func copyTo(ctx context.Context, source, partial, path string) (size int64, err error) {
+	// SQLite writes into an empty file that is there, and so with our mode: a ledger is full of other people's answers.
 	file, err := os.OpenFile(partial, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	c, err := openConnection(ctx, s.path, s.vfs, "ro", commonPragmas...)
+	c, err := openConnection(ctx, source, "", "ro", commonPragmas...)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	err = c.query(ctx, "VACUUM INTO ?", []driver.Value{partial}, func([]driver.Value) error { return nil })
 	if err := errors.Join(err, c.close()); err != nil {
-		return err
+		return 0, err
 	}
 	if err := file.Sync(); err != nil {
-		return err
+		return 0, err
+	}
+	info, err := file.Stat()
+	if err != nil {
+		return 0, err
 	}
 	// A link, not a rename: a rename would overwrite what came to be there meanwhile.
 	if err := os.Link(partial, path); err != nil {
-		return err
+		return 0, err
 	}
 	if err := os.Remove(partial); err != nil {
-		return err
+		return 0, err
 	}
-	return syncDirectory(filepath.Dir(path))
+	return info.Size(), syncDirectory(filepath.Dir(path))
 }

@@ -14,7 +14,8 @@ import (
 
 func TestABackupTakenWhileServingIsWholeAndOpens(t *testing.T) {
 	t.Parallel()
-	s := openForTest(t, Config{Dir: t.TempDir()})
+	serving := t.TempDir()
+	s := openForTest(t, Config{Dir: serving})
 	fill(t, s, 500)
 	var stop atomic.Bool
 	busy := make(chan struct{})
@@ -26,13 +27,14 @@ func TestABackupTakenWhileServingIsWholeAndOpens(t *testing.T) {
 	}()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "it's a copy?%41.db")
-	if err := s.Backup(t.Context(), path); err != nil {
+	size, err := Backup(t.Context(), serving, path)
+	if err != nil {
 		t.Fatal(err)
 	}
 	stop.Store(true)
 	<-busy
-	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v, %v", info.Mode(), err)
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 || info.Size() != size {
+		t.Errorf("mode %v, %d bytes of %d, %v", info.Mode(), info.Size(), size, err)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
 		t.Errorf("left beside the copy: %v, %v", left, err)
@@ -43,7 +45,7 @@ func TestABackupTakenWhileServingIsWholeAndOpens(t *testing.T) {
 	}
 	again := openForTest(t, Config{Dir: restored})
 	verdict := ""
-	err := again.read(t.Context(), "check", func(c *connection) (err error) {
+	err = again.read(t.Context(), "check", func(c *connection) (err error) {
 		verdict, err = c.text(t.Context(), "PRAGMA integrity_check")
 		return err
 	})
@@ -62,13 +64,14 @@ func TestABackupTakenWhileServingIsWholeAndOpens(t *testing.T) {
 
 func TestABackupOverwritesNothing(t *testing.T) {
 	t.Parallel()
-	s := openForTest(t, Config{Dir: t.TempDir()})
+	serving := t.TempDir()
+	openForTest(t, Config{Dir: serving})
 	for _, content := range []string{"", "something"} {
 		path := filepath.Join(t.TempDir(), "copy")
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Backup(t.Context(), path); !errors.Is(err, fs.ErrExist) || !errors.Is(err, ledger.ErrUnavailable) {
+		if _, err := Backup(t.Context(), serving, path); !errors.Is(err, fs.ErrExist) {
 			t.Errorf("got %v, want a refusal", err)
 		}
 		if got, err := os.ReadFile(path); err != nil || string(got) != content {
@@ -79,16 +82,27 @@ func TestABackupOverwritesNothing(t *testing.T) {
 
 func TestABackupThatIsGivenUpLeavesNothing(t *testing.T) {
 	t.Parallel()
-	s := openForTest(t, Config{Dir: t.TempDir()})
-	fill(t, s, 10)
+	serving := t.TempDir()
+	fill(t, openForTest(t, Config{Dir: serving}), 10)
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := s.Backup(ctx, filepath.Join(dir, "copy")); !errors.Is(err, context.Canceled) {
+	if _, err := Backup(ctx, serving, filepath.Join(dir, "copy")); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want the context's error", err)
 	}
-	if err := s.Backup(t.Context(), filepath.Join(dir, "missing", "copy")); !errors.Is(err, ledger.ErrUnavailable) {
+	if _, err := Backup(t.Context(), serving, filepath.Join(dir, "missing", "copy")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("to a directory that is not there: %v", err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+func TestABackupOfADirectoryWithoutALedgerMakesNone(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if _, err := Backup(t.Context(), dir, filepath.Join(dir, "copy")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v, want a refusal", err)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
 		t.Errorf("left behind: %v, %v", left, err)

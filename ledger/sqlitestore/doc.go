@@ -4,7 +4,7 @@
 // # What is in the directory
 //
 // LOCK (held by the process that uses the directory), ledger.db, and SQLite's ledger.db-wal and ledger.db-shm. All are 0600. Only a copy
-// made by [Store.Backup], or with sqlite3's .backup or VACUUM INTO, is a backup: a plain copy of ledger.db misses what is still in the log.
+// made by [Backup], or with sqlite3's .backup or VACUUM INTO, is a backup: a plain copy of ledger.db misses what is still in the log.
 // The directory must be on a local disk: the log needs shared memory and locks that network file systems do not have.
 //
 // # Writing
@@ -35,7 +35,7 @@
 // # The write-ahead log's size
 //
 // A commit that finds 16 MiB in the log copies them to the file as far as no reader is in the way. Where readers are in the way again and
-// again, the store holds back new reads at 64 MiB for a moment and empties the log. A reader that it can not hold back, as a [Store.Backup]
+// again, the store holds back new reads at 64 MiB for a moment and empties the log. A reader that it can not hold back, as a [Backup]
 // under way or an operator's shell with an open transaction, lets the log grow, with a warning in the log of the daemon; nobody has to wait for it.
 //
 // # Damage

@@ -27,11 +27,6 @@ type Store struct {
 	readers chan *connection
 	schema  int64
 
-	backups     sync.WaitGroup
-	stopBackups context.CancelFunc
-	backing     context.Context // ends when the store is closed
-	backupsMu   sync.Mutex      // guards the step from closing to waiting for backups
-
 	closeOnce sync.Once
 	closeErr  error
 }
@@ -85,7 +80,6 @@ func open(ctx context.Context, cfg Config, on machine) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{cfg: cfg, vfs: on.vfs, lock: lock, queue: newQueue(), readers: make(chan *connection, cfg.Readers)}
-	s.backing, s.stopBackups = context.WithCancel(context.Background())
 	if err := s.open(ctx, dir, on.time); err != nil {
 		return nil, errors.Join(err, s.release())
 	}
@@ -196,10 +190,6 @@ func (s *Store) openReaders(ctx context.Context) error {
 func (s *Store) Close() error {
 	s.closeOnce.Do(func() {
 		close(s.queue.closing)
-		s.backupsMu.Lock()
-		s.stopBackups()
-		s.backupsMu.Unlock()
-		s.backups.Wait()
 		<-s.queue.stopped
 		for range s.cfg.Readers {
 			c := <-s.readers // the last read gives it back
@@ -222,7 +212,6 @@ func (s *Store) release() error {
 	if s.writer != nil && s.writer.conn != nil {
 		errs = append(errs, s.writer.conn.close())
 	}
-	s.stopBackups()
 	return errors.Join(append(errs, unlockDirectory(s.lock))...)
 }
 

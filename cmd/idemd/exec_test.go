@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -195,7 +196,8 @@ func TestExecRefusesAKeyThatWasUsedForAnotherCommand(t *testing.T) {
 		again []string
 		code  int
 	}{
-		{"where the words end counts", []string{"echo", "a b"}, []string{"echo", "a", "b"}, execKeyReused},
+		{"where the words end counts", []string{"echo", "ab"}, []string{"echo", "a", "b"}, execKeyReused},
+		{"which kind a word is of counts", []string{"echo", "UNSET"}, []string{"--fingerprint-env", "UNSET", "echo"}, execKeyReused},
 		{"the same words", []string{"echo", "a b"}, []string{"echo", "a b"}, 0},
 		{"a file that nobody named", []string{"cat", input}, []string{"cat", input}, 0},
 		{"a file that counts", []string{"--fingerprint-file", input, "cat", input}, []string{"--fingerprint-file", input, "cat", input}, execKeyReused},
@@ -270,6 +272,24 @@ func TestExecSaysWhatItDidNotKeep(t *testing.T) {
 		e.want(c.name, c.flags, script, c.code, "", fmt.Sprintf("%d bytes was not kept", c.bytes))
 	}
 	e.wantEffects(4)
+}
+
+// TestARecorderHoldsNoMoreThanItsLimit: a command may write for days.
+func TestARecorderHoldsNoMoreThanItsLimit(t *testing.T) {
+	t.Parallel()
+	r := &recorder{limit: 100}
+	live := &ownOutput{to: &printer{to: io.Discard}}
+	for range 1000 {
+		for _, kept := range []*[]byte{&r.stdout, &r.stderr} {
+			_, _ = part{recorder: r, live: live, kept: kept}.Write([]byte("0123456789"))
+			if held := len(r.stdout) + len(r.stderr); held > 100 {
+				t.Fatalf("it holds %d bytes", held)
+			}
+		}
+	}
+	if r.over() != 20_000 {
+		t.Errorf("it counted %d bytes", r.over())
+	}
 }
 
 func TestExecRunsNothingWithoutTheLedger(t *testing.T) {

@@ -110,7 +110,7 @@ func execute(t testing.TB, url string, texts ...string) {
 	if err != nil {
 		t.Fatalf("connecting: %v", err)
 	}
-	defer conn.Close(context.Background())
+	defer func() { _ = conn.Close(context.Background()) }()
 	for _, text := range texts {
 		if _, err := conn.Exec(context.Background(), text); err != nil {
 			t.Fatalf("%s: %v", text, err)
@@ -153,7 +153,7 @@ func (d *database) count(t testing.TB, query string, args ...any) (n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(context.Background())
+	defer func() { _ = conn.Close(context.Background()) }()
 	if err := conn.QueryRow(context.Background(), query, args...).Scan(&n); err != nil {
 		t.Fatalf("%s: %v", query, err)
 	}
@@ -203,7 +203,7 @@ func openService(t testing.TB, raw, driver string, config sqlidem.Config) *servi
 		return serviceOf(must(sqlidem.NewPgx(pool, config)), func(t pgx.Tx) tx { return pgxTx{t} })
 	}
 	db := stdlib.OpenDB(*must(pgx.ParseConfig(raw)))
-	t.Cleanup(func() { db.Close() })
+	t.Cleanup(func() { _ = db.Close() })
 	return sqlService(db, config)
 }
 

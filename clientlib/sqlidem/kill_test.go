@@ -167,7 +167,7 @@ type victim struct{ cmd *exec.Cmd }
 
 func startVictim(t *testing.T, level string, d *database, ledger string, first int) *victim {
 	t.Helper()
-	cmd := exec.Command(must(os.Executable()))
+	cmd := exec.CommandContext(t.Context(), must(os.Executable()))
 	cmd.Env = append(os.Environ(), roleVariable+"="+level, databaseVariable+"="+d.url, driverVariable+"="+d.driver, ledgerVariable+"="+ledger,
 		firstVariable+"="+strconv.Itoa(first))
 	stdin, err := cmd.StdinPipe()
@@ -218,7 +218,7 @@ func kills(t *testing.T) int {
 func (d *database) marks(t *testing.T) map[string][]string {
 	t.Helper()
 	conn := must(pgx.Connect(t.Context(), d.url))
-	defer conn.Close(context.Background())
+	defer func() { _ = conn.Close(context.Background()) }()
 	rows, _ := conn.Query(t.Context(), "SELECT intent, note FROM effects")
 	marks := map[string][]string{}
 	var intent, note string

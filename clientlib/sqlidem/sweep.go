@@ -104,6 +104,7 @@ func sweepBatch[T any](ctx context.Context, s *session[T], shard, limit int) (Sw
 		case ledger.SweepClose:
 			batch.Closed++
 			closing = append(append(closing, scopeArgs(ref)...), int64(e.Incarnation), e.Revision, int64(w.Put.DueAt))
+		case ledger.SweepNothing, ledger.SweepLapse, ledger.SweepHold: // what is pending here is never due
 		}
 		return nil
 	})

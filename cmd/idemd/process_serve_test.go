@@ -202,7 +202,7 @@ func (p *process) openCall() {
 func TestABackupIsTakenWhileTheDaemonServes(t *testing.T) {
 	t.Parallel()
 	dir, restored := t.TempDir(), t.TempDir()
-	destination := filepath.Join(restored, ledgerFile)
+	destination := filepath.Join(restored, "ledger.db")
 	p := startDaemon(t, "--data-dir", dir)
 	backedUp := make(chan result, 1)
 	all := load(t.Context(), p, 0, 4, 300, func() {
@@ -237,7 +237,7 @@ func TestABackupIsTakenOfALedgerWhoseDaemonWasKilled(t *testing.T) {
 	dir, restored := t.TempDir(), t.TempDir()
 	p := startDaemon(t, "--data-dir", dir)
 	all := load(t.Context(), p, 0, 4, 200, p.kill)
-	if got := runBinary(t, "backup", "--data-dir", dir, filepath.Join(restored, ledgerFile)); got.code != exitOK {
+	if got := runBinary(t, "backup", "--data-dir", dir, filepath.Join(restored, "ledger.db")); got.code != exitOK {
 		t.Fatalf("backup: %+v", got)
 	}
 	begun, completed := 0, 0

@@ -71,12 +71,19 @@ PACKAGES  ?= ./...
 TESTFLAGS ?=
 
 .PHONY: test
-test: lint test-go ## everything a change must pass: checks, then all tests with the race detector
+test: lint test-go test-modules ## everything a change must pass: checks, then all tests with the race detector
 
 # gotestsum prints failures whole, and at the end what was skipped and why.
 .PHONY: test-go
 test-go: ## all Go tests with the race detector
 	$(TESTSUM) --format pkgname --format-hide-empty-pkg -- -race -timeout 20m $(TESTFLAGS) $(PACKAGES)
+
+# Modules of their own, so that what they need stays out of the daemon's dependencies and of other users' builds.
+MODULES ?= clientlib/sqlidem/watermill
+
+.PHONY: test-modules
+test-modules: ## vet and test the nested modules, with the race detector
+	@set -e; for module in $(MODULES); do echo "$$module:"; (cd $$module && go vet ./... && go test -race -timeout 10m $(TESTFLAGS) ./...); done
 
 .PHONY: test-short
 test-short: ## the quick part of the tests, without the race detector
@@ -90,6 +97,17 @@ SCALE ?= 20
 .PHONY: prove
 prove: ## long: histories of concurrent clients under faults, checked for linearizability
 	PROOF_SCALE=$(SCALE) go test -race -v -count=1 -timeout 6h ./proof/linear
+
+# How many worlds to play.
+SEEDS ?= 1000
+
+.PHONY: sim
+sim: ## long: whole worlds on virtual time, SEEDS of them, watched by an auditor
+	SIM_SEEDS=$(SEEDS) go test -v -count=1 -timeout 24h -run TestWorlds ./proof/sim
+
+.PHONY: mutants
+mutants: ## long: break the code on purpose, one fault at a time; a test must notice each
+	go run ./proof/mutants $(MUTANTS)
 
 ## Build
 

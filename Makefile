@@ -79,7 +79,7 @@ test-go: ## all Go tests with the race detector
 	$(TESTSUM) --format pkgname --format-hide-empty-pkg -- -race -timeout 20m $(TESTFLAGS) $(PACKAGES)
 
 # Modules of their own, so that what they need stays out of the daemon's dependencies and of other users' builds.
-MODULES ?= clientlib/sqlidem/watermill
+MODULES ?= clientlib/sqlidem/watermill clientlib/temporal
 
 .PHONY: test-modules
 test-modules: ## vet and test the nested modules, with the race detector

@@ -135,16 +135,17 @@ func TestExecShowsItsOutputAndEndsAsTheCommandDidWithoutTheLedger(t *testing.T) 
 func TestExecStopsACommandWhoseClaimIsLost(t *testing.T) {
 	t.Parallel()
 	e := newExecs(t)
-	r := e.start("overruled", []string{"--lease", "1s"}, untilClosed)
+	script := `trap 'echo told; exit' TERM; ` + untilClosed
+	r := e.start("overruled", []string{"--lease", "1s"}, script)
 	r.says(r.stdout, "started")
 	if got := runBinary(t, "resolve", "complete", "job", "overruled", "--addr", e.addr, "--attempt", "1", "--force", "--reason", "test",
 		"--body", "an operator's word\n", "--code", "9"); got.code != exitOK {
 		t.Fatalf("%+v", got)
 	}
-	if got := r.wait(); got.code != execInProgress || !strings.Contains(got.stderr, "CLAIM_LOST") || strings.Contains(got.stdout, "ended") {
+	if got := r.wait(); got.code != execInProgress || !strings.Contains(got.stderr, "CLAIM_LOST") || got.stdout != "started\ntold\n" {
 		t.Errorf("%+v", got)
 	}
-	e.want("overruled", nil, untilClosed, 9, "an operator's word\n", "")
+	e.want("overruled", nil, script, 9, "an operator's word\n", "")
 
 	e.want("failed by hand", nil, `exit 3`, 3, "", "")
 	if got := runBinary(t, "resolve", "fail", "job", "failed by hand", "--addr", e.addr, "--attempt", "1", "--reason", "test",

@@ -51,6 +51,7 @@ var allowed = map[string][]string{
 	"cmd/idemd":                            {"..."},
 	"proof/linear":                         {},
 	"proof/sim":                            {},
+	"proof/model":                          {},
 	"tools/layout":                         {},
 	// What a user would import, and nothing else of ours.
 	"examples/payments":                 {"clientlib", "examples/payments/gen/...", "google.golang.org/..."},

@@ -173,7 +173,7 @@ func walk(t *testing.T, visit func(file string)) {
 			if _, err := os.Stat(filepath.Join(name, "go.mod")); err == nil && rel != "." {
 				return filepath.SkipDir
 			}
-			if base := entry.Name(); rel != "." && (strings.HasPrefix(base, ".") || base == "node_modules" || base == "testdata" || base == "zz") {
+			if base := entry.Name(); rel != "." && (strings.HasPrefix(base, ".") || base == "node_modules" || base == "testdata") {
 				return filepath.SkipDir
 			}
 			return nil

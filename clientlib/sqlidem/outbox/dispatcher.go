@@ -32,7 +32,9 @@ type Dispatcher struct {
 	config    DispatcherConfig
 
 	running sync.Mutex // held by Run and RunOnce
-	cursor  Aggregate  // where the search for work goes on; used under running
+	cursor  Aggregate  // where the search for work goes on; used under running, as the next two
+	found   []candidate
+	ended   bool // nothing comes after what was found
 	slots   chan struct{}
 	workers sync.WaitGroup
 	wake    chan struct{}
@@ -163,7 +165,7 @@ func (d *Dispatcher) RunOnce(ctx context.Context) (Report, error) {
 	d.counts.Lock()
 	d.counts.Report = Report{}
 	d.counts.Unlock()
-	d.cursor = Aggregate{}
+	d.cursor, d.found = Aggregate{}, nil
 	for claimed := false; ; {
 		n, end, err := d.round(ctx, ctx)
 		d.workers.Wait()
@@ -182,8 +184,8 @@ func (d *Dispatcher) RunOnce(ctx context.Context) (Report, error) {
 	}
 }
 
-// round looks at one page of what is pending and starts workers on what is free there, as far as there is room. It reports whether the
-// page was the last one; the next round then begins at the start again.
+// round claims what is free, as far as there is room, and starts workers on it. It reports whether it came to the end of what is pending;
+// the next round then begins at the start again.
 func (d *Dispatcher) round(ctx, work context.Context) (claimed int, end bool, err error) {
 	room := d.reserve(ctx)
 	if room == 0 {
@@ -199,28 +201,17 @@ func (d *Dispatcher) round(ctx, work context.Context) (claimed int, end bool, er
 	if err != nil {
 		return 0, false, err
 	}
-	found, err := within(ctx, func(ctx context.Context) (page, error) {
-		return d.store.discover(ctx, d.cursor, discoverLimit, margin)
-	})
-	if err != nil {
-		return 0, false, err
+	if len(d.found) == 0 {
+		if err := d.search(ctx, margin); err != nil || len(d.found) == 0 {
+			return 0, d.ended, err
+		}
 	}
-	end = found.end
-	candidates := found.candidates
-	switch {
-	case len(candidates) > room:
-		candidates = candidates[:room]
-		d.cursor, end = candidates[room-1].Aggregate, false
-	case end:
-		d.cursor = Aggregate{}
-	default:
-		d.cursor = found.last
-	}
-	if len(candidates) == 0 {
-		return 0, end, nil
-	}
+	candidates := d.found[:min(room, len(d.found))]
+	d.found = d.found[len(candidates):]
 	began := time.Now()
-	claims, err := d.take(ctx, candidates, margin)
+	claims, err := within(ctx, func(ctx context.Context) ([]claim, error) {
+		return d.store.claim(ctx, candidates, d.config.Owner, d.config.Lease, margin)
+	})
 	if err != nil {
 		return 0, false, err
 	}
@@ -231,7 +222,7 @@ func (d *Dispatcher) round(ctx, work context.Context) (claimed int, end bool, er
 			d.deliver(ctx, work, &holding{claim: c, until: began.Add(d.config.Lease - margin), margin: margin})
 		})
 	}
-	return started, end, nil
+	return started, d.ended && len(d.found) == 0, nil
 }
 
 // reserve waits for a free slot, and takes as many as there are. During an outage one is enough to find out whether it is over.
@@ -253,21 +244,31 @@ func (d *Dispatcher) reserve(ctx context.Context) (n int) {
 	return n
 }
 
-func (d *Dispatcher) take(ctx context.Context, candidates []candidate, margin time.Duration) ([]claim, error) {
+// search looks at the next page of what is pending. What it finds may be gone or taken by the time that it is claimed: the claim looks again.
+func (d *Dispatcher) search(ctx context.Context, margin time.Duration) error {
+	found, err := within(ctx, func(ctx context.Context) (page, error) {
+		return d.store.discover(ctx, d.cursor, discoverLimit, margin)
+	})
+	if err != nil {
+		return err
+	}
 	var fresh []candidate
-	for _, c := range candidates {
+	for _, c := range found.candidates {
 		if c.fresh {
 			fresh = append(fresh, c)
 		}
 	}
-	return within(ctx, func(ctx context.Context) ([]claim, error) {
-		if len(fresh) > 0 {
-			if err := d.store.open(ctx, fresh); err != nil {
-				return nil, err
-			}
+	if len(fresh) > 0 {
+		_, err := within(ctx, func(ctx context.Context) (struct{}, error) { return struct{}{}, d.store.open(ctx, fresh) })
+		if err != nil {
+			return err
 		}
-		return d.store.claim(ctx, candidates, d.config.Owner, d.config.Lease, margin)
-	})
+	}
+	d.found, d.cursor, d.ended = found.candidates, found.last, found.end
+	if found.end {
+		d.cursor = Aggregate{}
+	}
+	return nil
 }
 
 // margin is by how much the database's clocks can differ.

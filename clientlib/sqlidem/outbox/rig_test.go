@@ -44,7 +44,7 @@ type rig struct {
 // everywhere runs a test on each engine, through each driver.
 func everywhere(t *testing.T, test func(*testing.T, *rig)) {
 	t.Parallel()
-	for name, build := range map[string]func(*testing.T, *sqldbtest.Database, outbox.Config) *rig{"pgx": pgxRig, "sql": sqlRig} {
+	for name, build := range map[string]func(testing.TB, *sqldbtest.Database, outbox.Config) *rig{"pgx": pgxRig, "sql": sqlRig} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			sqldbtest.OnEveryEngine(t, func(t *testing.T, d *sqldbtest.Database) {
@@ -58,7 +58,7 @@ func everywhere(t *testing.T, test func(*testing.T, *rig)) {
 	}
 }
 
-func pgxRig(t *testing.T, d *sqldbtest.Database, config outbox.Config) *rig {
+func pgxRig(t testing.TB, d *sqldbtest.Database, config outbox.Config) *rig {
 	box, err := outbox.NewPgx(d.Pool, config)
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +80,7 @@ func pgxRig(t *testing.T, d *sqldbtest.Database, config outbox.Config) *rig {
 	}
 }
 
-func sqlRig(t *testing.T, d *sqldbtest.Database, config outbox.Config) *rig {
+func sqlRig(t testing.TB, d *sqldbtest.Database, config outbox.Config) *rig {
 	box, err := outbox.NewSQL(d.SQL, config)
 	if err != nil {
 		t.Fatal(err)

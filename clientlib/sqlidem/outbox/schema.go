@@ -52,6 +52,7 @@ var schema = []string{
     lease_until       TIMESTAMPTZ NOT NULL DEFAULT '1970-01-01 00:00:00+00',
     attempts          INT4 NOT NULL DEFAULT 0,     -- failed ones, of the event after published_version
     next_at           TIMESTAMPTZ NOT NULL DEFAULT '1970-01-01 00:00:00+00',
+    settled_at        TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(), -- when a holder last had something to say
     failed_at         TIMESTAMPTZ,
     last_error        {text} NOT NULL DEFAULT '',
     parked_at         TIMESTAMPTZ,

@@ -222,7 +222,7 @@ x AS (DELETE FROM {outbox} WHERE aggregatetype = $1::VARCHAR AND aggregateid = $
 	}
 	text := s.text(`/* idem:outbox-settle */ WITH m AS (
     UPDATE {outbox_deliveries} SET published_version = GREATEST(published_version, $4::INT8), attempts = $5::INT4,
-        next_at = {now} + $6::INT8 * INTERVAL '1 microsecond', last_error = $7::TEXT,
+        next_at = {now} + $6::INT8 * INTERVAL '1 microsecond', last_error = $7::TEXT, settled_at = {now},
         failed_at = CASE WHEN $7::TEXT = '' THEN NULL ELSE {now} END, parked_at = CASE WHEN $8::BOOL THEN {now} ELSE NULL END,
         lease_until = CASE WHEN $9::BOOL THEN '1970-01-01 00:00:00+00'::TIMESTAMPTZ ELSE lease_until END
     WHERE aggregatetype = $1::VARCHAR AND aggregateid = $2::VARCHAR AND fence = $3::INT8 RETURNING 1),

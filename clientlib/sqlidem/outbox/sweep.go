@@ -19,6 +19,10 @@ type SweepConfig struct {
 	// Unpublished deletes by age alone, whether or not a dispatcher has published the event: for an outbox that Debezium or a changefeed
 	// reads. With a dispatcher it loses events.
 	Unpublished bool
+	// IdleAggregates also forgets aggregates that had no event for so long, once none of theirs is left in the table. The versions of one
+	// that has an event again begin at 1 again, so it is only for consumers that compare no versions. Default: never. An aggregate then
+	// costs two narrow rows for as long as the outbox lives.
+	IdleAggregates time.Duration
 	// BatchSize is how many events one statement deletes. Default: DefaultSweepBatch.
 	BatchSize int
 	// Pause is how long to wait between statements, for the sake of other traffic. Default: none.
@@ -30,6 +34,8 @@ func (c SweepConfig) Validate() error {
 	switch {
 	case c.Age <= 0:
 		return errors.New("outbox: SweepConfig.Age is required")
+	case c.IdleAggregates < 0:
+		return errors.New("outbox: SweepConfig.IdleAggregates must not be negative")
 	case c.BatchSize < 0:
 		return errors.New("outbox: SweepConfig.BatchSize must not be negative")
 	case c.Pause < 0:
@@ -53,10 +59,22 @@ RETURNING created_at`
 RETURNING aggregatetype, aggregateid, version, created_at),
 p AS (DELETE FROM {outbox_pending} WHERE (aggregatetype, aggregateid, version) IN (SELECT aggregatetype, aggregateid, version FROM gone) RETURNING 1)
 SELECT created_at FROM gone`
+
+	idlePage = `/* idem:outbox-idle */ SELECT aggregatetype, aggregateid FROM {outbox_deliveries}
+WHERE (aggregatetype, aggregateid) > ($1::VARCHAR, $2::VARCHAR) ORDER BY aggregatetype, aggregateid LIMIT $3::INT8`
+	// The version decides, since a writer may be at work on the row that is deleted: this waits for it, and then finds another version.
+	forgetIdle = `/* idem:outbox-forget */ WITH gone AS (
+    DELETE FROM {outbox_versions} WHERE (aggregatetype, aggregateid, last_version) IN (
+        SELECT d.aggregatetype, d.aggregateid, d.published_version FROM {outbox_deliveries} AS d
+        WHERE (d.aggregatetype, d.aggregateid) > ($1::VARCHAR, $2::VARCHAR) AND (d.aggregatetype, d.aggregateid) <= ($3::VARCHAR, $4::VARCHAR)
+            AND d.settled_at < {now} - $5::INT8 * INTERVAL '1 microsecond' AND d.parked_at IS NULL AND d.lease_until < {now}
+            AND NOT EXISTS (SELECT 1 FROM {outbox} AS e WHERE e.aggregatetype = d.aggregatetype AND e.aggregateid = d.aggregateid))
+    RETURNING aggregatetype, aggregateid)
+DELETE FROM {outbox_deliveries} WHERE (aggregatetype, aggregateid) IN (SELECT aggregatetype, aggregateid FROM gone)`
 )
 
 // Sweep deletes events that were written longer ago than config.Age, by the database's clock, and returns how many, also when it was cut
-// short. Several sweeps at once do no harm. Versions go on where they were, whatever is deleted.
+// short; aggregates that it forgot are not counted. Several sweeps at once do no harm.
 func (b *Outbox[T]) Sweep(ctx context.Context, config SweepConfig) (deleted int, err error) {
 	if err := config.Validate(); err != nil {
 		return 0, err
@@ -72,6 +90,11 @@ func (b *Outbox[T]) Sweep(ctx context.Context, config SweepConfig) (deleted int,
 		n, err := b.sweepShard(ctx, text, config, shard)
 		deleted += n
 		if err != nil {
+			return deleted, fmt.Errorf("outbox: sweep: %w", err)
+		}
+	}
+	if config.IdleAggregates > 0 {
+		if err := b.forgetIdle(ctx, config); err != nil {
 			return deleted, fmt.Errorf("outbox: sweep: %w", err)
 		}
 	}
@@ -106,6 +129,30 @@ func (b *Outbox[T]) sweepShard(ctx context.Context, text string, config SweepCon
 		}
 		if config.Pause > 0 && !sqldb.Pause(ctx, config.Pause) {
 			return deleted, ctx.Err()
+		}
+	}
+}
+
+// forgetIdle goes through all aggregates once, page by page.
+func (b *Outbox[T]) forgetIdle(ctx context.Context, config SweepConfig) error {
+	for from := (Aggregate{}); ; {
+		n, last := 0, from
+		err := b.driver.Each(ctx, b.store.text(idlePage), []any{from.Type, from.ID, int64(config.BatchSize)}, func(scan func(...any) error) error {
+			n++
+			return scan(&last.Type, &last.ID)
+		})
+		if err != nil || n == 0 {
+			return err
+		}
+		err = sqldb.Retry(ctx, func() error {
+			_, err := b.driver.Exec(ctx, b.store.text(forgetIdle), from.Type, from.ID, last.Type, last.ID, config.IdleAggregates.Microseconds())
+			return err
+		})
+		if err != nil || n < config.BatchSize {
+			return err
+		}
+		if from = last; config.Pause > 0 && !sqldb.Pause(ctx, config.Pause) {
+			return ctx.Err()
 		}
 	}
 }

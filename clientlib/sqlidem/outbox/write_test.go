@@ -156,6 +156,32 @@ func TestASweepDeletesWhatIsPublishedAndOld(t *testing.T) {
 	})
 }
 
+func TestIdleAggregatesAreForgottenWhereThatIsAskedFor(t *testing.T) {
+	everywhere(t, func(t *testing.T, r *rig) {
+		r.write(t, event("idle"), event("idle"), event("busy"), event("parked"))
+		b := &broker{before: func(_ context.Context, _ string, e outbox.Envelope) error {
+			if e.AggregateID == "parked" {
+				return outbox.Poison(errors.New("no"))
+			}
+			return nil
+		}}
+		d := r.runs(t, b.publisher("one"), quick())
+		once(t, d)
+		r.Advance(t, 4*week)
+		same(t, "deleted, the events first", deleted(t, r, outbox.SweepConfig{Age: week, IdleAggregates: 8 * week, BatchSize: 1}), 3)
+		same(t, "aggregates while they are not idle for long enough", r.Int(t, "SELECT count(*) FROM idem_outbox_versions"), int64(3))
+		r.write(t, event("busy"))
+		once(t, d)
+		r.Advance(t, 5*week)
+		deleted(t, r, outbox.SweepConfig{Age: 52 * week, IdleAggregates: 8 * week, BatchSize: 1})
+		same(t, "the next version of the idle one", r.write(t, event("idle"))[0].Version, int64(1))
+		same(t, "of the busy one", r.write(t, event("busy"))[0].Version, int64(3))
+		same(t, "of the parked one", r.write(t, event("parked"))[0].Version, int64(2))
+		once(t, d)
+		same(t, "published of the idle one", b.versions(order("idle")), []int64{1, 2, 1})
+	})
+}
+
 // Where Debezium or a changefeed reads the table nobody else says what was published. A dispatcher that comes later begins with what is
 // there.
 func TestAnOutboxThatOthersReadIsSweptByAgeAlone(t *testing.T) {

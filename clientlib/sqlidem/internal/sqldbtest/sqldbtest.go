@@ -53,12 +53,12 @@ func OnEveryEngine(t *testing.T, test func(*testing.T, *Database)) {
 }
 
 // PostgreSQL is a fresh database on PostgreSQL.
-func PostgreSQL(t *testing.T) *Database {
+func PostgreSQL(t testing.TB) *Database {
 	t.Helper()
 	return open(t, pgtest.URL(t))
 }
 
-func open(t *testing.T, url string) *Database {
+func open(t testing.TB, url string) *Database {
 	t.Helper()
 	ctx := context.Background()
 	pool, err := pgxpool.New(ctx, url)

@@ -150,7 +150,7 @@ func findsFault(t *testing.T, bend lying, seed uint64) bool {
 		lapse: func(context.Context) error { clock.Advance(lapseBy); return nil },
 	}.record(t, seed)
 	for _, key := range h.keys {
-		if porcupine.CheckOperationsTimeout(modelOf(fewRuns), h.ops[key], checkLimit) == porcupine.Illegal {
+		if porcupine.CheckOperationsTimeout(modelOf(fewRuns), countLapses(h.ops[key]), checkLimit) == porcupine.Illegal {
 			return true
 		}
 	}

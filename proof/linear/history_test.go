@@ -72,12 +72,27 @@ var totals struct{ histories, operations, unknown, undecided atomic.Int64 }
 // checkLimit bounds the search for an order of one history.
 const checkLimit = 20 * time.Second
 
+// countLapses tells each call how often all leases had been ended before it was made.
+func countLapses(ops []porcupine.Operation) []porcupine.Operation {
+	ops = slices.Clone(ops)
+	for i := range ops {
+		c := ops[i].Input.(call)
+		for _, other := range ops {
+			if other.Input.(call).kind == lapse && other.Return < ops[i].Call {
+				c.lapses++
+			}
+		}
+		ops[i].Input = c
+	}
+	return ops
+}
+
 // check looks for an order of every key's calls.
 func (h *history) check(t testing.TB, limit int8, seed uint64) {
 	t.Helper()
 	model := modelOf(limit)
 	for _, key := range h.keys {
-		ops := h.ops[key]
+		ops := countLapses(h.ops[key])
 		totals.histories.Add(1)
 		totals.operations.Add(int64(len(ops)))
 		for _, op := range ops {

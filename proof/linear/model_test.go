@@ -6,8 +6,12 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// The model is docs/states.md once more, for one entry, written from the tables there and sharing no code with the ledger. Time is one bit:
+// The model is docs/states.md once more, for one entry, written from the tables there and sharing no code with the ledger. Of time it knows
 // whether the lease of the current attempt is over. Retention never passes here.
+//
+// A lease counts from when the store read its clock for the write, and others see the write when it is durable, a sync later. Where all leases
+// are ended in between, one that was just granted is over from the start. So where they were ended since the call began, the model leaves
+// open whether the new one is.
 
 // report is what came of an attempt. The zero report is none.
 type report struct {
@@ -53,7 +57,8 @@ type entry struct {
 	settled  verdict // 0: pending
 	answer   said
 	current  bool // the last attempt holds the claim, or settled the entry
-	lapsed   bool // and its lease is over
+	lease    leaseState
+	lapses   int16 // how often all leases were ended
 	doubt    bool
 	evidence said
 	fresh    bool // the evidence came after the last attempt began
@@ -61,6 +66,14 @@ type entry struct {
 	n        int8
 	attempts [most]attempt
 }
+
+type leaseState byte
+
+const (
+	running leaseState = iota
+	over
+	runningOrOver
+)
 
 type kind byte
 
@@ -80,6 +93,8 @@ type call struct {
 	print   byte
 	attempt int8 // the claim's
 	report  report
+	// lapses is how often all leases had been ended before the call was made.
+	lapses int16
 }
 
 // told is what it is answered.
@@ -122,15 +137,26 @@ func (e entry) step(c call, t told, limit int8) (bool, entry) {
 	case extend:
 		return e.extend(c, t)
 	case lookup:
-		return t.what == nobodyKnows || e.shows(t, limit), e
+		return e.look(t, limit)
 	default:
-		e.lapsed = e.lapsed || e.pending() && e.current
+		e.lapses++
+		if e.pending() && e.current {
+			e.lease = over
+		}
 		return true, e
 	}
 }
 
 func (e entry) pending() bool { return e.known && e.settled == 0 }
-func (e entry) live() bool    { return e.pending() && e.current && !e.lapsed }
+func (e entry) live() bool    { return e.pending() && e.current && e.lease == running }
+
+// renewed is the lease that a call gives.
+func (e entry) renewed(c call) leaseState {
+	if e.lapses > c.lapses {
+		return runningOrOver
+	}
+	return running
+}
 
 // attemptOf is the number of the attempt with that id, 0 if there is none, and whether it is the current one.
 func (e entry) attemptOf(id int16) (int8, bool) {
@@ -163,7 +189,7 @@ func (e entry) begin(c call, t told, limit int8) (bool, entry) {
 	case own != 0 && !current:
 		return refused("CLAIM_LOST")
 	case current:
-		e.lapsed = false
+		e.lease = e.renewed(c)
 		return t.what == nobodyKnows || t.what == "granted" && (t.resumed || t.unsure > 0) && e.granted(c, t), e
 	case e.settled == retryable:
 		return e.grant(c, t)
@@ -189,7 +215,7 @@ func (e entry) grant(c call, t told) (bool, entry) {
 	if !c.recover {
 		e.runs++
 	}
-	e.settled, e.answer, e.current, e.lapsed, e.fresh = 0, said{}, true, false, false
+	e.settled, e.answer, e.current, e.lease, e.fresh = 0, said{}, true, e.renewed(c), false
 	return t.what == nobodyKnows || t.what == "granted" && (!t.resumed || t.unsure > 0) && e.granted(c, t), e
 }
 
@@ -230,12 +256,12 @@ func (e entry) report(c call, t told) (bool, entry) {
 	a.ended = c.report
 	switch settles {
 	case unknown:
-		e.current, e.lapsed, e.doubt = false, false, true
+		e.current, e.lease, e.doubt = false, running, true
 	case retryable:
 		e.doubt = false
 		fallthrough
 	default:
-		e.settled, e.answer, e.lapsed = settles, said{c.attempt, c.report}, false
+		e.settled, e.answer, e.lease = settles, said{c.attempt, c.report}, running
 	}
 	ok := t.what == "ok" && t.attempt == c.attempt && (t.unsure > 0 || !t.resumed && t.settled == (settles != unknown))
 	return ok || t.what == nobodyKnows, e
@@ -268,17 +294,23 @@ func (e entry) extend(c call, t told) (bool, entry) {
 	case e.settled != 0:
 		want = "ALREADY_SETTLED"
 	default:
-		e.lapsed = false
+		e.lease = e.renewed(c)
 	}
 	return t.what == want || t.what == nobodyKnows, e
 }
 
-// shows reports whether t is what a Lookup shows of e.
-func (e entry) shows(t told, limit int8) bool {
-	if !e.known {
-		return t.what == "ENTRY_NOT_FOUND"
+// look is a Lookup. What it shows of a lease settles what was open.
+func (e entry) look(t told, limit int8) (bool, entry) {
+	if e.lease == runningOrOver {
+		e.lease = over
+		if t.condition == "live" {
+			e.lease = running
+		}
 	}
-	return t.what == "view" && t.attempt == e.n && t.condition == e.condition(limit) && t.said == e.answer && t.doubt == e.doubt
+	if !e.known {
+		return t.what == "ENTRY_NOT_FOUND", e
+	}
+	return t.what == "view" && t.attempt == e.n && t.condition == e.condition(limit) && t.said == e.answer && t.doubt == e.doubt, e
 }
 
 func (e entry) condition(limit int8) string {

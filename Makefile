@@ -55,7 +55,7 @@ breaking: ## fail if proto/ breaks callers of what BASE (default: main) has
 
 .PHONY: lint-go
 lint-go: ## run golangci-lint
-	$(GOLANGCI) run ./...
+	$(GOLANGCI) run --allow-parallel-runners ./...
 
 .PHONY: vet
 vet: ## run go vet

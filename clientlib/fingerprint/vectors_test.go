@@ -371,7 +371,7 @@ func protoc(t *testing.T, files ...string) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "set.binpb")
 	arguments := append([]string{"-I", "testdata", "-I", "../../proto", "--include_imports", "--descriptor_set_out=" + out}, files...)
-	if output, err := exec.Command("protoc", arguments...).CombinedOutput(); err != nil {
+	if output, err := exec.CommandContext(t.Context(), "protoc", arguments...).CombinedOutput(); err != nil {
 		t.Fatalf("protoc: %v\n%s", err, output)
 	}
 	raw, err := os.ReadFile(out)

@@ -68,7 +68,7 @@ func TestOneConnectionWillDo(t *testing.T) {
 		t.Run(e.name, func(t *testing.T) {
 			t.Parallel()
 			conn := must(pgx.Connect(t.Context(), e.url(t)))
-			defer conn.Close(context.Background())
+			defer func() { _ = conn.Close(context.Background()) }()
 			db := must(sqlidem.NewPgx(conn, sqlidem.Config{}))
 			if err := sqlidem.Migrate(t.Context(), db); err != nil {
 				t.Fatal(err)

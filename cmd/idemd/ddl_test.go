@@ -29,7 +29,7 @@ func TestDDLPrintsAScriptThatRunsAndRunsAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(context.Background())
+	defer func() { _ = conn.Close(context.Background()) }()
 	for range 2 {
 		if _, err := conn.Exec(t.Context(), runBinary(t, "ddl", "postgres").stdout); err != nil {
 			t.Error(err)

@@ -21,6 +21,8 @@ type history struct {
 	start time.Time
 	keys  []string
 	ops   map[string][]porcupine.Operation
+	// unanswered is how many calls were told that the store was not to be reached, or nothing at all.
+	unanswered int
 }
 
 func newHistory(keys []string) *history {
@@ -36,11 +38,14 @@ func (h *history) now() int64 { return int64(time.Since(h.start)) }
 // and lost the reply.
 func (h *history) add(client int, key string, c call, t told, called int64) {
 	op := porcupine.Operation{ClientId: client, Input: c, Output: t, Call: called, Return: h.now()}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if t.what == nothingDone || t.what == nobodyKnows {
+		h.unanswered++
+	}
 	if t.what == nothingDone {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
 	if t.what == nobodyKnows {
 		op.Return = never
 		if c.kind == lookup {
@@ -101,6 +106,7 @@ func (h *history) check(t testing.TB, limit int8, seed uint64) {
 			}
 		}
 		switch porcupine.CheckOperationsTimeout(model, ops, checkLimit) {
+		case porcupine.Ok:
 		case porcupine.Unknown:
 			totals.undecided.Add(1)
 			t.Logf("%s: no order found in %v, nor that there is none: %d calls", key, checkLimit, len(ops))

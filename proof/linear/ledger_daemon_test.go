@@ -71,7 +71,7 @@ func asked(ctx context.Context, do func(context.Context) (told, error)) told {
 	case err == nil:
 	case errors.As(err, &refusal) && refusal.Reason != ledger.ReasonStoreUnavailable:
 		t.what = string(refusal.Reason)
-	case errors.As(err, &refusal) && !errors.Is(err, ledger.ErrUnknown) && t.unsure == 0:
+	case errors.As(err, &refusal) && !errors.Is(err, ledger.ErrUnknown):
 		t.what = nothingDone
 	default:
 		t.what = nobodyKnows

@@ -51,6 +51,24 @@ func TestTheReferenceStoreUnderFaults(t *testing.T) {
 	})
 }
 
+// TestEveryCallIsAnsweredWhereNothingGoesWrong: contention alone never makes the ledger give a call up, nor call a store away that is there.
+func TestEveryCallIsAnsweredWhereNothingGoesWrong(t *testing.T) {
+	t.Parallel()
+	seeds(t, 40, func(seed uint64) {
+		clock := storetest.NewRunningClock()
+		store := storetest.NewModel(clock, 0)
+		p := play{
+			daemons: []daemon{open(t, store), open(t, store)}, keys: 3, clients: 6, steps: 22, limit: fewRuns,
+			lapse: func(context.Context) error { clock.Advance(lapseBy); return nil },
+		}
+		h := p.record(t, seed)
+		h.check(t, p.limit, seed)
+		if h.unanswered > 0 {
+			t.Errorf("seed %d: %d calls were not answered", seed, h.unanswered)
+		}
+	})
+}
+
 // TestTheEmbeddedStoreUnderFaults: one daemon, as it has to be.
 func TestTheEmbeddedStoreUnderFaults(t *testing.T) {
 	t.Parallel()

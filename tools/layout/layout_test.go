@@ -52,6 +52,7 @@ var allowed = map[string][]string{
 	"proof/linear":                         {},
 	"proof/sim":                            {},
 	"proof/model":                          {},
+	"proof/mutants":                        {},
 	"tools/layout":                         {},
 	// What a user would import, and nothing else of ours.
 	"examples/payments":                 {"clientlib", "examples/payments/gen/...", "google.golang.org/..."},

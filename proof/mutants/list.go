@@ -1,0 +1,220 @@
+package main
+
+// The suites that must notice, from quick to slow.
+var (
+	tables    = []string{"./ledger"}
+	orders    = []string{"-run", "TestTheReferenceStore|ComesAndGoes|WhereNothingGoesWrong", "./proof/linear"}
+	worlds    = []string{"./proof/sim"}
+	embedded  = []string{"./ledger/sqlitestore"}
+	postgres  = []string{"-run", "OnPostgreSQLUnderFaults", "./proof/linear"}
+	databases = []string{"./ledger/sqlstore"}
+	reference = []string{"./ledger/storetest"}
+	client    = []string{"./clientlib"}
+	serving   = []string{"./server"}
+)
+
+var mutants = append(append(rowMutants, decisionMutants...), otherMutants...)
+
+// rowMutants break what a write does to a row, and when it may.
+var rowMutants = []mutant{
+	{
+		name: "drop the revision check", file: "ledger/store.go", suites: [][]string{orders},
+		old: "return e != nil && e.Incarnation == g.Incarnation && e.Revision == g.Revision",
+		new: "return e != nil && e.Incarnation == g.Incarnation",
+	},
+	{
+		name: "an absent row may be there", file: "ledger/store.go", suites: [][]string{orders},
+		old: "		return e == nil\n", new: "		return true\n",
+	},
+	{
+		name: "a claim's guard forgets the attempt", file: "ledger/store.go", suites: [][]string{orders},
+		old: "e.Current && e.Last.Number == g.Attempt &&", new: "e.Current &&",
+	},
+	{
+		name: "a claim that was given up still guards", file: "ledger/store.go", suites: [][]string{orders},
+		old: "e.Current && e.Last.Number == g.Attempt &&", new: "e.Last.Number == g.Attempt &&",
+	},
+	{
+		name: "a claim's guard forgets that it was settled", file: "ledger/store.go", suites: [][]string{orders},
+		old: "e.State == Pending && !e.Closed && (e.HoldFrom", new: "!e.Closed && (e.HoldFrom",
+	},
+	{
+		name: "RETRYABLE goes through in doubt", file: "ledger/store.go", suites: [][]string{orders},
+		old: "			!(g.Undoubted && e.Doubt)", new: "			!(g.Undoubted && e.Doubt && e.Closed)",
+	},
+	{
+		name: "giving up keeps the claim", file: "ledger/store.go", suites: [][]string{orders},
+		old: "		c.Current = false\n		c.Doubt = true\n		c.AbandonedAt = now", new: "		c.Doubt = true\n		c.AbandonedAt = now",
+	},
+	{
+		name: "giving up raises no doubt", file: "ledger/store.go", suites: [][]string{orders},
+		old: "		c.Current = false\n		c.Doubt = true\n		c.AbandonedAt = now", new: "		c.Current = false\n		c.AbandonedAt = now",
+	},
+	{
+		name: "a settlement shortens the retention that was promised", file: "ledger/store.go", suites: [][]string{tables, reference},
+		old: "c.Terms.Retention = max(c.Terms.Retention, s.Retention)", new: "c.Terms.Retention = s.Retention",
+	},
+	{
+		name: "the tombstone is forgotten", file: "ledger/entry.go", suites: [][]string{worlds},
+		old: "	case now >= e.DueAt.Add(e.Terms.Tombstone):\n		return Absent\n	case now >= e.DueAt:\n		return Expired\n",
+		new: "	case now >= e.DueAt:\n		return Absent\n",
+	},
+	{
+		name: "a lease is over before its end", file: "ledger/entry.go", suites: [][]string{worlds},
+		old: "case e.Current && now < e.Last.LeaseUntil:", new: "case e.Current && now < e.Last.LeaseUntil.Add(-e.Last.Lease/2):",
+	},
+}
+
+// decisionMutants break the decision table.
+var decisionMutants = []mutant{
+	{
+		name: "takeover of a live claim", file: "ledger/decide_begin.go", suites: [][]string{orders},
+		old: "case condition == Live:\n", new: "case condition == Live && e.Doubt:\n",
+	},
+	{
+		name: "forget the fingerprint on takeover", file: "ledger/decide_begin.go", suites: [][]string{orders},
+		old: "if refusal := matchFingerprints(e, r.Fingerprints); refusal != nil {",
+		new: "if refusal := matchFingerprints(e, r.Fingerprints); refusal != nil && condition != Abandoned {",
+	},
+	{
+		name: "takeover without doubt", file: "ledger/decide_begin.go", suites: [][]string{orders},
+		old: "		c.Doubt = true\n	}\n	c.Earlier = append", new: "	}\n	c.Earlier = append",
+	},
+	{
+		name: "an attempt id grants twice", file: "ledger/decide_begin.go", suites: [][]string{orders},
+		old: "	case attempt != nil:\n		return refused(claimLost(\"this attempt lost its claim; its id never grants again\"))\n	case condition == Live:",
+		new: "	case condition == Live:",
+	},
+	{
+		name: "no grace after the store was away", file: "ledger/decide_begin.go", suites: [][]string{tables},
+		old: "env.Now < grace {", new: "env.Now < grace && e.Closed {",
+	},
+	{
+		name: "a fence falls behind the life before", file: "ledger/decide_begin.go", suites: [][]string{tables},
+		old: "w.MinIncarnation = old.Incarnation + MaxAttempts + 1", new: "w.MinIncarnation = old.Incarnation",
+	},
+	{
+		name: "the attempt cap holds nothing", file: "ledger/decide_begin.go", suites: [][]string{orders},
+		old: "if c.capReached() {", new: "if c.capReached() && c.Credit {",
+	},
+	{
+		name: "RECOVER runs", file: "ledger/decide_begin.go", suites: [][]string{tables},
+		old: "RecoverOnly: r.Mode == Recover,", new: "RecoverOnly: false,",
+	},
+	{
+		name: "a resent report is not recognised", file: "ledger/decide_report.go", suites: [][]string{orders},
+		old: "if r.Report == attempt.Report || e.SettledBy == 0", new: "if r.Report == attempt.Report && e.Closed || e.SettledBy == 0",
+	},
+	{
+		name: "whoever lost the claim still settles", file: "ledger/decide_report.go", suites: [][]string{orders},
+		old: "	if standing == earlier {\n		lost.Write = keepEvidence", new: "	if standing == earlier && e.Closed {\n		lost.Write = keepEvidence",
+	},
+	{
+		name: "RETRYABLE speaks for attempts in doubt", file: "ledger/decide_report.go", suites: [][]string{orders},
+		old: "r.Failure.Disposition != Retryable || !e.Doubt {", new: "r.Failure.Disposition != Retryable || !e.Doubt || e.Last.Number > 1 {",
+	},
+	{
+		name: "a recovery is believed over a later success", file: "ledger/decide_report.go", suites: [][]string{tables},
+		old: "if !e.Last.RecoverOnly || e.Evidence.Success() && e.Evidence.At > e.Last.BeganAt {", new: "if !e.Last.RecoverOnly {",
+	},
+	{
+		name: "a late failure replaces the evidence of a success", file: "ledger/decide_report.go", suites: [][]string{orders},
+		old: "have.Report == r.Report || have.Success() && r.Response == nil {", new: "have.Report == r.Report {",
+	},
+	{
+		name: "a late success changes nothing about a RETRYABLE", file: "ledger/decide_report.go", suites: [][]string{orders},
+		old: "if e.State == FailedRetryable {\n			//", new: "if e.State == FailedRetryable && e.Closed {\n			//",
+	},
+	{
+		name: "sweep a pending entry", file: "ledger/decide_operator.go", suites: [][]string{tables},
+		old: "		if e.DueAt > now {\n			return SweepNothing, nil\n		}\n", new: "		if e.DueAt > now {\n			return SweepForget, nil\n		}\n",
+	},
+	{
+		name: "a sweep closes for good at once", file: "ledger/decide_operator.go", suites: [][]string{worlds},
+		old: "c.DueAt = e.ForgetAt()", new: "c.DueAt = now",
+	},
+}
+
+// otherMutants break what carries decisions out: the ledger, the stores, the server and the client library.
+var otherMutants = []mutant{
+	{
+		name: "an unknown outcome is called a refusal", file: "ledger/ledger.go", suites: [][]string{orders},
+		old: "		d.own = true\n		return false, ctx.Err()\n", new: "		return false, storeRefusal(ErrUnavailable)\n",
+	},
+	{
+		name: "an unknown outcome is taken for a write", file: "ledger/ledger.go", suites: [][]string{orders},
+		old: "		d.own = true\n		return false, ctx.Err()\n", new: "		d.own = true\n		return true, nil\n",
+	},
+	{
+		name: "a policy of any age is followed", file: "ledger/policies.go", suites: [][]string{tables},
+		old: "return time.Since(c.asOf) < policyMaxAge", new: "return time.Since(c.asOf) >= 0",
+	},
+	{
+		name: "waiters are not woken", file: "ledger/waiters.go", suites: [][]string{worlds},
+		old: "		close(entry.changed)\n", new: "",
+	},
+	{
+		name: "a waiter never leaves", file: "ledger/waiters.go", suites: [][]string{worlds},
+		old: "		close(w.watch.stop)\n		delete(hub.entries, w.scope)\n", new: "",
+	},
+	{
+		name: "a token proves any attempt", file: "ledger/token.go", suites: [][]string{tables},
+		old: "if !hmac.Equal(s.tokenMAC(scope, public), token[tokenBytes-16:]) {", new: "if hmac.Equal(public, token[tokenBytes-16:]) {",
+	},
+	{
+		name: "SQLite does not sync", file: "ledger/sqlitestore/store.go", suites: [][]string{embedded},
+		old: "\"synchronous = full\",", new: "\"synchronous = normal\",",
+	},
+	{
+		name: "SQLite acknowledges a commit that failed", file: "ledger/sqlitestore/writer.go", suites: [][]string{embedded},
+		old: "if _, err := w.conn.exec(\"COMMIT\"); err != nil {", new: "if _, err := w.conn.exec(\"COMMIT\"); errors.Is(err, errOneFailed) {",
+	},
+	{
+		name: "SQLite forgets a row that changed", file: "ledger/sqlitestore/write.go", suites: [][]string{embedded},
+		old: " || row.entry.Revision != rows[i].Revision {", new: " {",
+	},
+	{
+		name: "SQL drops the revision check", file: "ledger/sqlstore/statements.go", suites: [][]string{postgres, databases},
+		old: "revisionGuard = `e.incarnation = $2::INT8 AND e.revision = $3::INT8`", new: "revisionGuard = `e.incarnation = $2::INT8 AND e.revision > 0 * $3::INT8`",
+	},
+	{
+		name: "SQL drops the attempt check", file: "ledger/sqlstore/statements.go", suites: [][]string{postgres, databases},
+		old: "e.is_current AND e.attempt = $3::INT4 AND", new: "e.is_current AND e.attempt > 0 * $3::INT4 AND",
+	},
+	{
+		name: "40003 is taken for a conflict", file: "ledger/sqlstore/errors.go", suites: [][]string{postgres, databases},
+		old: "	case \"40003\": // statement completion unknown\n		return unknown\n", new: "	case \"40003\":\n		return unavailable\n",
+	},
+	{
+		name: "a broken connection is taken for nothing done", file: "ledger/sqlstore/errors.go", suites: [][]string{postgres, databases},
+		old: "		// The connection broke, or a time limit of the store passed, after the statement was sent.\n		return unknown\n", new: "		return unavailable\n",
+	},
+	{
+		name: "an end of the caller's time is taken for nothing done", file: "ledger/sqlstore/run.go", suites: [][]string{databases},
+		old: "	if k == writing {\n		return zero, ended(ctx, op, unknown)\n	}\n", new: "",
+	},
+	{
+		name: "another tenant's entries are anybody's", file: "server/identity.go", suites: [][]string{serving},
+		old: "if p.AnyTenant || tenant == p.Tenant {", new: "if p.AnyTenant || tenant != \"\" {",
+	},
+	{
+		name: "a guard runs although the ledger is away", file: "clientlib/do.go", suites: [][]string{worlds},
+		old: "case away && r.options.FailOpen:", new: "case away:",
+	},
+	{
+		name: "a recovery hook is not asked", file: "clientlib/granted.go", suites: [][]string{worlds},
+		old: "		return r.recover(ctx, h, r.options.Abandoned.hook)\n	default:", new: "		return Result{}, true, nil\n	default:",
+	},
+	{
+		name: "Refuse runs again", file: "clientlib/granted.go", suites: [][]string{worlds},
+		old: "		if r.releasedByOperator(h.ctx, h.claim) {", new: "		if !r.releasedByOperator(h.ctx, h.claim) {",
+	},
+	{
+		name: "not knowing is reported as nothing happened", file: "clientlib/classify.go", suites: [][]string{worlds},
+		old: "	return c[s.Code()]\n", new: "	if class := c[s.Code()]; class != Unknown {\n		return class\n	}\n	return Retryable\n",
+	},
+	{
+		name: "a report ends with its caller", file: "clientlib/settle.go", suites: [][]string{client},
+		old: "	detached := context.WithoutCancel(ctx)\n	p := pace{try: c.config.TryTimeout, ceiling: min(resendMax, h.lease()/3)}", new: "	detached := ctx\n	p := pace{try: c.config.TryTimeout, ceiling: min(resendMax, h.lease()/3)}",
+	},
+}

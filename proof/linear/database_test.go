@@ -106,12 +106,12 @@ func badWeather(proxies []*pgtest.Proxy, stall func(context.Context, time.Durati
 			if fault == pgtest.FailAfter && (code == "40001" || code == "40P01") {
 				code = "40003" // those two say that nothing is left: a database that says so afterwards would be lying
 			}
-			p.Arm(fault, "/* idemd:", code, 1+rng.IntN(2))
+			p.Arm(fault, "/* idemd:", code, 1+rng.IntN(3))
 			if stall != nil && rng.IntN(6) == 0 {
 				stall(ctx, time.Duration(rng.IntN(40))*time.Millisecond)
 				count("statements stalled", 1)
 			}
-			pass(ctx, time.Duration(1+rng.IntN(8))*time.Millisecond)
+			pass(ctx, time.Duration(1+rng.IntN(20))*time.Millisecond)
 			p.Disarm()
 			name := map[pgtest.Fault]string{pgtest.CutBefore: "cut before", pgtest.CutAfter: "cut after", pgtest.FailBefore: code + " before", pgtest.FailAfter: code + " after"}[fault]
 			count(name, p.Hits()-before)

@@ -31,7 +31,7 @@ func (d *Dispatcher) deliver(ctx, work context.Context, h *holding) {
 	for batch := 1; ; batch++ {
 		events, err := d.next(work, h)
 		if err != nil {
-			d.interrupted(work, h, 0, err)
+			d.interrupted(work, h, err)
 			return
 		}
 		if len(events) == 0 {
@@ -191,7 +191,7 @@ func (d *Dispatcher) broke(ctx context.Context, h *holding, events []Envelope, n
 			d.progress(ctx, h, events[:n], settlement{release: true})
 			return
 		}
-		d.interrupted(ctx, h, n, err)
+		d.interrupted(ctx, h, err)
 		return
 	}
 	failed := settlement{release: true, failure: limited(err.Error()), pause: jittered(d.config.FirstPause)}
@@ -222,7 +222,7 @@ func (d *Dispatcher) parked(ctx context.Context, a Aggregate, version int64, err
 }
 
 // interrupted ends the work on an aggregate for a reason that is not one of its events.
-func (d *Dispatcher) interrupted(ctx context.Context, h *holding, n int, err error) {
+func (d *Dispatcher) interrupted(ctx context.Context, h *holding, err error) {
 	var missing *missingError
 	switch {
 	case errors.As(err, &missing):

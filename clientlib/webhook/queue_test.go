@@ -105,7 +105,7 @@ func inBubble(t *testing.T, m *memory, config webhook.Config, test func(t *testi
 }
 
 func give(receiver *webhook.Receiver, id string) {
-	r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader("{}"))
+	r := httptest.NewRequestWithContext(context.Background(), http.MethodPost, "/", strings.NewReader("{}"))
 	r.Header.Set("Id", id)
 	receiver.ServeHTTP(httptest.NewRecorder(), r)
 	synctest.Wait()
@@ -190,14 +190,16 @@ func TestWhatWasNotRunIsNoAttempt(t *testing.T) {
 		}
 		return nil
 	}
-	config := webhook.Config{MaxAttempts: 1, FirstPause: time.Second, LongestPause: 10 * time.Second, Handler: func(context.Context, webhook.Delivery) error {
-		ran.Add(1)
+	config := webhook.Config{MaxAttempts: 2, FirstPause: time.Second, LongestPause: 10 * time.Second, Handler: func(context.Context, webhook.Delivery) error {
+		if ran.Add(1) == 1 {
+			return errors.New("no")
+		}
 		return nil
 	}}
 	inBubble(t, m, config, func(t *testing.T, receiver *webhook.Receiver) {
 		give(receiver, "a")
 		passes(time.Hour)
-		if ran.Load() != 1 {
+		if ran.Load() != 2 || len(m.unfinished) != 0 {
 			t.Errorf("after an hour in which the receipts came back it was run %d times", ran.Load())
 		}
 	})

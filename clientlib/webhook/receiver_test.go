@@ -120,7 +120,7 @@ func (e *endpoint) run() (stop func()) {
 }
 
 func (e *endpoint) post(h http.Header, body string) *httptest.ResponseRecorder {
-	r := httptest.NewRequest(http.MethodPost, "/hooks", strings.NewReader(body))
+	r := httptest.NewRequestWithContext(e.t.Context(), http.MethodPost, "/hooks", strings.NewReader(body))
 	r.Header = h
 	w := httptest.NewRecorder()
 	e.receiver.ServeHTTP(w, r)
@@ -257,13 +257,25 @@ func TestWhatIsNotSignedLeavesNoTrace(t *testing.T) {
 		}
 	}
 	get := httptest.NewRecorder()
-	e.receiver.ServeHTTP(get, httptest.NewRequest(http.MethodGet, "/hooks", nil))
+	e.receiver.ServeHTTP(get, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/hooks", nil))
 	if get.Code != http.StatusMethodNotAllowed || get.Header().Get("Allow") != "POST" {
 		t.Errorf("GET: %d %v", get.Code, get.Header())
 	}
 	if n := ledger.Calls("Begin"); n != 0 {
 		t.Errorf("the ledger was asked %d times", n)
 	}
+}
+
+func TestASenderThatHangsUpIsReceivedAllTheSame(t *testing.T) {
+	e := newEndpoint(t, idemtest.New(t), nil)
+	ctx, hangUp := context.WithCancel(t.Context())
+	hangUp()
+	body := event("evt_1")
+	r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/hooks", strings.NewReader(body))
+	r.Header = stripeHeader(stripeNow, body)
+	w := httptest.NewRecorder()
+	e.receiver.ServeHTTP(w, r)
+	e.want(w, http.StatusAccepted, "fresh")
 }
 
 func TestWithoutAReceiptTheSenderIsAskedToSendAgain(t *testing.T) {
@@ -278,6 +290,21 @@ func TestWithoutAReceiptTheSenderIsAskedToSendAgain(t *testing.T) {
 	}
 	ledger.ComeBack()
 	e.want(e.deliver("evt_1"), http.StatusAccepted, "fresh")
+}
+
+// The ledger granted the receipt and never confirmed it: it may be there or not, and the sender must not believe that it is.
+func TestAReceiptThatIsNotConfirmedIsNotAccepted(t *testing.T) {
+	ledger := idemtest.New(t)
+	client := ledger.Client(clientlib.Config{SettleTimeout: time.Millisecond, SettleLimit: time.Millisecond, CloseTimeout: time.Millisecond})
+	e := newEndpoint(t, ledger, func(_ *webhook.Config, l *webhook.LedgerConfig) { l.Ledger = client })
+	ledger.LoseRequests("Complete", 4)
+	if w := e.deliver("evt_1"); w.Code != http.StatusServiceUnavailable {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	_ = client.Close() // the process dies with what it had still to tell
+	ledger.LapseLease(clientlib.Ref{Operation: "webhook:stripe", Key: "evt_1"})
+	next := newEndpoint(t, ledger, nil)
+	next.want(next.deliver("evt_1"), http.StatusAccepted, "fresh")
 }
 
 func TestAReceiptThatThePolicyCutsShortIsNotAccepted(t *testing.T) {
@@ -365,6 +392,21 @@ func TestANewProcessTakesUpWhatTheOldOneLeftBehind(t *testing.T) {
 	}
 
 	next := newEndpoint(t, ledger, nil)
+	receipts, err := webhook.NewLedger(webhook.LedgerConfig{
+		Ledger: ledger.Client(clientlib.Config{}), Entries: ledger.Admin(), Abandoned: clientlib.Refuse(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := 0
+	if err := receipts.Unfinished(t.Context(), "stripe", func(id string) error {
+		if left++; id == "evt_done" {
+			t.Error("what is done counts as unfinished")
+		}
+		return nil
+	}); err != nil || left != 5 {
+		t.Errorf("%d are unfinished: %v", left, err)
+	}
 	next.run()
 	got := map[string]int{}
 	for range 5 {

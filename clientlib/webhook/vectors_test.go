@@ -187,6 +187,28 @@ func TestSignaturesThatAreNoneAreRefused(t *testing.T) {
 	}
 }
 
+// Id, time and body are signed as one text with full stops between them. Cut at another place, a genuine signature would do for another
+// id, under which what was delivered already is new.
+func TestASignatureCannotBeCutToAnotherId(t *testing.T) {
+	secret, err := base64.StdEncoding.DecodeString(standardSecret[len("whsec_"):])
+	if err != nil {
+		t.Fatal(err)
+	}
+	signature := "v1," + base64.StdEncoding.EncodeToString(hmacOf(secret, []byte("msg_1.1614265330.1614265330.rest")))
+	sender := webhook.StandardWebhooks{Secrets: []string{standardSecret}}
+	open := func(id, body string) error {
+		h := header("webhook-id", id, "webhook-timestamp", standardTime, "webhook-signature", signature)
+		_, err := sender.Open(h, []byte(body), standardNow)
+		return err
+	}
+	if err := open("msg_1", "1614265330.rest"); err != nil {
+		t.Errorf("the genuine one: %v", err)
+	}
+	if err := open("msg_1.1614265330", "rest"); !errors.Is(err, webhook.ErrSignature) {
+		t.Errorf("the one cut from it: %v", err)
+	}
+}
+
 func TestARecordingOutsideOfTheToleranceIsRefused(t *testing.T) {
 	stripe, standard := webhook.Stripe{Secrets: []string{stripeSecret}}, webhook.StandardWebhooks{Secrets: []string{standardSecret}}
 	tight := webhook.Stripe{Secrets: []string{stripeSecret}, Tolerance: 10 * time.Second}

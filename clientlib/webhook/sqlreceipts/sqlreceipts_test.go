@@ -331,7 +331,7 @@ func TestDeliveriesToTwoProcessesHaveOneEffectEach(t *testing.T) {
 	var senders sync.WaitGroup
 	for i := range 3 * deliveries {
 		senders.Go(func() {
-			r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader("{}"))
+			r := httptest.NewRequestWithContext(context.Background(), http.MethodPost, "/", strings.NewReader("{}"))
 			r.Header.Set("Id", strconv.Itoa(i%deliveries))
 			w := httptest.NewRecorder()
 			receivers[i%2].ServeHTTP(w, r)

@@ -172,7 +172,7 @@ func (l *Ledger) Drain() {
 // Ready reports whether the store answers and its schema is right.
 func (l *Ledger) Ready(ctx context.Context) error {
 	now, err := l.store.Ready(ctx)
-	l.presence.observe(now, err)
+	l.presence.observe(ctx, now, err)
 	if err != nil {
 		return storeRefusal(err)
 	}
@@ -186,7 +186,7 @@ func (l *Ledger) LogKey(ref Ref) string { return l.secret.LogKey(ref) }
 func (l *Ledger) env(ctx context.Context, ref Ref, caller Caller) (Env, error) {
 	rules, err := l.policies.rules(ctx, ref.Tenant, ref.Operation)
 	if err != nil {
-		l.presence.observe(0, err)
+		l.presence.observe(ctx, 0, err)
 		return Env{}, contextOrStore(ctx, err)
 	}
 	return Env{
@@ -292,7 +292,7 @@ func (l *Ledger) write(ctx context.Context, w *Write, d *decided) (done bool, er
 	written, err := l.store.Write(ctx, *w)
 	took := time.Since(began)
 	l.observer.StoreCall("write", took, err)
-	l.presence.observe(written.Stamps.Now, err)
+	l.presence.observe(ctx, written.Stamps.Now, err)
 	switch {
 	case errors.Is(err, ErrUnknown):
 		d.own = true
@@ -315,7 +315,7 @@ func (l *Ledger) get(ctx context.Context, scope ScopeID) (Reading, error) {
 	began := time.Now()
 	reading, err := l.store.Get(ctx, scope)
 	l.observer.StoreCall("get", time.Since(began), err)
-	l.presence.observe(reading.Now, err)
+	l.presence.observe(ctx, reading.Now, err)
 	if err != nil {
 		return Reading{}, contextOrStore(ctx, err)
 	}

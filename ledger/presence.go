@@ -29,9 +29,11 @@ func (p *presence) start(now Time) {
 	p.since, p.lastSeen = now, time.Now()
 }
 
-// observe takes in what a call to the store showed: its clock (0 where the call did not tell) or its error.
-func (p *presence) observe(now Time, err error) {
-	if err != nil && !errors.Is(err, ErrUnavailable) {
+// observe takes in what a call to the store showed: its clock (0 where the call did not tell) or its error. A call whose own caller left or ran out
+// of time shows nothing: otherwise one impatient caller a minute would hold up every takeover of everybody. A store that is too slow for its callers is
+// noticed by watchStore.
+func (p *presence) observe(ctx context.Context, now Time, err error) {
+	if err != nil && (ctx.Err() != nil || !errors.Is(err, ErrUnavailable)) {
 		return
 	}
 	p.mu.Lock()
@@ -77,6 +79,6 @@ func (l *Ledger) watchStore(ctx context.Context) {
 			err = errors.Join(ErrUnavailable, err)
 		}
 		l.observer.StoreCall("ready", time.Since(began), err)
-		l.presence.observe(now, err)
+		l.presence.observe(ctx, now, err)
 	}
 }

@@ -2,6 +2,7 @@ package ledger_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -40,6 +41,33 @@ func TestTheFloorRisesWithEveryBreak(t *testing.T) {
 		_ = b.ledger.Ready(t.Context())
 		if b.ledger.Floor() != b.clock.Now() {
 			t.Errorf("%s was refused: the floor is %s, want %s", method, at(b.ledger.Floor()), at(b.clock.Now()))
+		}
+	}
+}
+
+// TestACallersOwnEndIsNoBreak: a caller that leaves or runs out of time says nothing about the store, whatever the store calls that. Otherwise one
+// impatient caller a minute would keep all abandoned entries from ever being taken over.
+func TestACallersOwnEndIsNoBreak(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	started := b.ledger.Floor()
+	for _, method := range []storetest.Method{storetest.Get, storetest.Write, storetest.Page, storetest.Settings, storetest.Ready} {
+		b.clock.Advance(time.Minute)
+		b.begin("k"+string(method), "a1")
+		ctx, cancel := context.WithCancel(t.Context())
+		leave := func(context.Context) error { cancel(); return errors.Join(ledger.ErrUnavailable, context.Canceled) }
+		b.faulty.Plan(storetest.On(method, func(storetest.Call) storetest.Fault { return storetest.Fault{Before: leave} }))
+		_, _ = b.ledger.Begin(ctx, ledger.Caller{}, b.beginRequest("k"+string(method), "b1"))
+		_, _ = b.ledger.List(ctx, ledger.ListRequest{})
+		_, _ = b.ledger.GetPolicy(ctx, "*", "*", false)
+		_ = b.ledger.Ready(ctx)
+		b.faulty.Plan(nil)
+		if ctx.Err() == nil {
+			t.Fatalf("%s was never called", method)
+		}
+		_ = b.ledger.Ready(t.Context())
+		if b.ledger.Floor() != started {
+			t.Errorf("%s: its caller left, and the store counts as having been away", method)
 		}
 	}
 }

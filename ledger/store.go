@@ -11,7 +11,8 @@ import (
 //
 // ledger/storetest says by test what a Store must do.
 //
-// Errors: a method returns nil, a context error, or an error that wraps exactly one of [ErrUnavailable], [ErrUnknown] and [ErrContended].
+// Errors: a method returns nil, a context error, or an error that wraps exactly one of [ErrUnavailable], [ErrUnknown] and [ErrContended]. A
+// context error says that the call did nothing because its caller left or ran out of time. It is no [ErrUnavailable]: that is about the store.
 // Normal outcomes (no row, guard did not hold) are results, not errors.
 type Store interface {
 	// Get reads one entry whole, linearizably, with the store's clock at the reading.

@@ -387,7 +387,7 @@ func (l *Ledger) page(ctx context.Context, q PageQuery) (Page, error) {
 	began := time.Now()
 	page, err := l.store.Page(ctx, q)
 	l.observer.StoreCall("page", time.Since(began), err)
-	l.presence.observe(page.Now, err)
+	l.presence.observe(ctx, page.Now, err)
 	if err != nil {
 		return Page{}, contextOrStore(ctx, err)
 	}

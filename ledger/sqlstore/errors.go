@@ -58,7 +58,10 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	text := "sqlstore: " + e.Op + ": " + e.class.sentinel().Error()
+	text := "sqlstore: " + e.Op
+	if sentinel := e.class.sentinel(); errors.Is(e, sentinel) {
+		text += ": " + sentinel.Error()
+	}
 	if e.Reason != "" {
 		text += ": " + e.Reason
 	}
@@ -69,14 +72,17 @@ func (e *Error) Error() string {
 }
 
 // Unwrap gives the class, one of [ledger.ErrUnavailable], [ledger.ErrUnknown] and [ledger.ErrContended], and the context's error if
-// the caller's context ended.
+// the caller's context ended. Where nothing was done because of that, it gives the context's error alone: the store may be there.
 func (e *Error) Unwrap() []error {
-	out := []error{e.class.sentinel()}
 	var ended *contextEndedError
-	if errors.As(e.cause, &ended) {
-		out = append(out, ended.err)
+	switch {
+	case !errors.As(e.cause, &ended):
+		return []error{e.class.sentinel()}
+	case e.class == unavailable:
+		return []error{ended.err}
+	default:
+		return []error{e.class.sentinel(), ended.err}
 	}
-	return out
 }
 
 // Cause is the driver's error. It can hold SQL and the database's own text, and is for logs only.

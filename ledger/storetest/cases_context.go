@@ -56,8 +56,12 @@ func (b *bench) refusesAll(ctx context.Context, want error) {
 		{"PutSetting", func() error { _, err := b.Store.PutSetting(ctx, s, 1); return err }},
 		{"Ready", func() error { _, err := b.Store.Ready(ctx); return err }},
 	} {
-		if err := x.call(); !errors.Is(err, want) {
+		err := x.call()
+		if !errors.Is(err, want) {
 			b.Errorf("%s answers %v, want %v", x.method, err, want)
+		}
+		if errors.Is(err, ledger.ErrUnavailable) {
+			b.Errorf("%s answers %v: its caller left, and that says nothing about the store", x.method, err)
 		}
 	}
 	if diff := differences(row, b.get(row.Scope)); diff != "" {
@@ -87,6 +91,8 @@ func cancelledDuring(b *bench) {
 			b.Fatalf("acknowledged as applied %t, and the row differs:\n%s", written.Applied, differences(want, got))
 		case err != nil && !known(err):
 			b.Fatalf("an error of no class: %v", err)
+		case errors.Is(err, ledger.ErrUnavailable):
+			b.Fatalf("the caller left, and the store calls itself away: %v", err)
 		case !same(row, got) && !same(want, got):
 			b.Fatalf("neither the old row nor the new one:\n%s", differences(want, got))
 		}

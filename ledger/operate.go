@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"slices"
 	"time"
 )
 
@@ -173,8 +176,9 @@ const (
 	listScan = 20_000
 )
 
-// listToken is where a list goes on.
+// listToken is where a list goes on, and of which list: under other filters it would silently leave entries out.
 type listToken struct {
+	Filter uint64 `json:"f"`
 	Shard  int    `json:"s,omitempty"`
 	Tenant string `json:"t,omitempty"`
 	Op     string `json:"o,omitempty"`
@@ -228,12 +232,22 @@ func (l *Ledger) newListWalk(r ListRequest, size int) (*listWalk, error) {
 	if err == nil {
 		err = json.Unmarshal(raw, &token)
 	}
-	if err != nil || len(token.Scope) != len(ScopeID{}) || token.Shard < 0 || token.Shard >= Shards {
+	if err != nil || token.Filter != r.filter() || len(token.Scope) != len(ScopeID{}) || token.Shard < 0 || token.Shard >= Shards {
 		return nil, invalid(ReasonInvalidPage, "page_token", "must be the next_page_token of the page before, with the same filters")
 	}
 	w.q.Shard = token.Shard
 	w.q.After = Cursor{Tenant: token.Tenant, Operation: token.Op, DueAt: token.Due, Scope: ScopeID(token.Scope)}
 	return w, nil
+}
+
+// filter is a digest of what narrows the list. It guards against mistakes, not against forgery: a made-up token shows nothing that its caller
+// could not list anyway.
+func (r *ListRequest) filter() uint64 {
+	conditions := slices.Clone(r.Conditions)
+	slices.Sort(conditions)
+	h := fnv.New64a()
+	_, _ = fmt.Fprintf(h, "%q %q %d %d %t", r.Tenant, r.Operation, conditions, r.OlderThan, r.DoubtOnly)
+	return h.Sum64()
 }
 
 func pendingOnly(conditions []Condition) bool {
@@ -306,7 +320,7 @@ func (w *listWalk) matches(e *Entry, now Time) bool {
 
 func (w *listWalk) token() string {
 	after := w.q.After
-	raw, err := json.Marshal(listToken{Shard: w.q.Shard, Tenant: after.Tenant, Op: after.Operation, Due: after.DueAt, Scope: after.Scope[:]})
+	raw, err := json.Marshal(listToken{Filter: w.r.filter(), Shard: w.q.Shard, Tenant: after.Tenant, Op: after.Operation, Due: after.DueAt, Scope: after.Scope[:]})
 	if err != nil {
 		return "" // a struct of plain fields always encodes
 	}

@@ -99,6 +99,40 @@ func TestListsAreValidated(t *testing.T) {
 	}
 }
 
+// TestAPageTokenIsOfItsOwnList: under another filter it would begin in the middle of another list, and leave out what stands before.
+func TestAPageTokenIsOfItsOwnList(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	for i := range 3 {
+		b.begin("k"+itoa(i), "a")
+	}
+	own := ledger.ListRequest{Tenant: "acme", Conditions: []ledger.Condition{ledger.Live, ledger.Held}, PageSize: 1}
+	first, err := b.ledger.List(t.Context(), own)
+	b.must(err)
+	own.PageToken = first.NextPageToken
+	for name, change := range map[string]func(*ledger.ListRequest){
+		"another tenant":    func(r *ledger.ListRequest) { r.Tenant = "zeta" },
+		"every tenant":      func(r *ledger.ListRequest) { r.Tenant = "" },
+		"another operation": func(r *ledger.ListRequest) { r.Operation = "charge" },
+		"one condition":     func(r *ledger.ListRequest) { r.Conditions = r.Conditions[:1] },
+		"another condition": func(r *ledger.ListRequest) { r.Conditions = []ledger.Condition{ledger.Held} },
+		"every condition":   func(r *ledger.ListRequest) { r.Conditions = nil },
+		"another age":       func(r *ledger.ListRequest) { r.OlderThan = time.Second },
+		"doubt only":        func(r *ledger.ListRequest) { r.DoubtOnly = true },
+	} {
+		other := own
+		change(&other)
+		if _, err := b.ledger.List(t.Context(), other); reasonOf(err) != ledger.ReasonInvalidPage {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// The size of the page and the order of conditions are no filter.
+	own.PageSize, own.Conditions = 2, []ledger.Condition{ledger.Held, ledger.Live}
+	if rest, err := b.ledger.List(t.Context(), own); err != nil || len(rest.Entries) != 2 {
+		t.Errorf("its own list: %d entries, %v", len(rest.Entries), err)
+	}
+}
+
 // TestErasingTakesEverythingPersonal, up to the cut-off, of one tenant; in pages; and it can be ended and resent.
 func TestErasingTakesEverythingPersonal(t *testing.T) {
 	t.Parallel()

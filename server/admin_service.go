@@ -37,7 +37,7 @@ func (s *adminService) GetPolicy(ctx context.Context, req *idemv1.GetPolicyReque
 
 // ListPolicies implements idem.v1.AdminService.
 func (s *adminService) ListPolicies(ctx context.Context, req *idemv1.ListPoliciesRequest) (*idemv1.ListPoliciesResponse, error) {
-	after, err := policyPlaceOf(req.GetPageToken())
+	after, err := policyPlaceOf(req.GetPageToken(), req.GetTenant())
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +48,7 @@ func (s *adminService) ListPolicies(ctx context.Context, req *idemv1.ListPolicie
 	out := &idemv1.ListPoliciesResponse{}
 	size := pageSize(req.GetPageSize())
 	for _, view := range views {
-		place := policyPlace{view.Policy.Tenant, view.Policy.Operation}
+		place := policyPlace{Tenant: view.Policy.Tenant, Operation: view.Policy.Operation, Of: after.Of}
 		if req.GetTenant() != "" && req.GetTenant() != view.Policy.Tenant || !after.before(place) {
 			continue
 		}

@@ -174,6 +174,14 @@ func TestListPoliciesByPages(t *testing.T) {
 		_, err := r.admin.ListPolicies(r.ctx, &idemv1.ListPoliciesRequest{PageToken: token})
 		wantRefusal(t, err, ledger.ReasonInvalidPage, codes.InvalidArgument)
 	}
+	for own, other := range map[string]string{"": "a", "a": "", "b": "*"} {
+		page, err := r.admin.ListPolicies(r.ctx, &idemv1.ListPoliciesRequest{Tenant: own, PageSize: 1})
+		if err != nil || page.GetNextPageToken() == "" {
+			t.Fatal(page, err)
+		}
+		_, err = r.admin.ListPolicies(r.ctx, &idemv1.ListPoliciesRequest{Tenant: other, PageToken: page.GetNextPageToken()})
+		wantRefusal(t, err, ledger.ReasonInvalidPage, codes.InvalidArgument)
+	}
 }
 
 // An operator of one tenant sees and changes its own tenant's policies and entries, and nobody else's.

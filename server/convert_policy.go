@@ -105,6 +105,8 @@ func revisionOf(etag string) int64 {
 type policyPlace struct {
 	Tenant    string `json:"t"`
 	Operation string `json:"o"`
+	// Of is the filter of the list that it is a place in.
+	Of string `json:"f,omitempty"`
 }
 
 func (p policyPlace) before(q policyPlace) bool {
@@ -119,16 +121,17 @@ func (p policyPlace) token() string {
 	return base64.RawURLEncoding.EncodeToString(raw)
 }
 
-func policyPlaceOf(token string) (policyPlace, error) {
-	var p policyPlace
+func policyPlaceOf(token, filter string) (policyPlace, error) {
+	p := policyPlace{Of: filter}
 	if token == "" {
 		return p, nil
 	}
+	p.Of = ""
 	raw, err := base64.RawURLEncoding.DecodeString(token)
 	if err == nil {
 		err = json.Unmarshal(raw, &p)
 	}
-	if err != nil {
+	if err != nil || p.Of != filter {
 		return p, badField(ledger.ReasonInvalidPage, "page_token", "must be the next_page_token of the page before, with the same filter")
 	}
 	return p, nil

@@ -64,7 +64,9 @@ type ResolveDecision struct {
 // EraseDecision takes everything personal out of one entry and leaves a tombstone.
 type EraseDecision struct {
 	Scope ScopeID
-	Force bool
+	// CreatedUntil is the cut-off: an entry that was created after it stays; 0: none.
+	CreatedUntil Time
+	Force        bool
 }
 
 // applyDecision brings an entry under the policy as it is now.

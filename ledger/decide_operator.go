@@ -76,6 +76,9 @@ func decideErase(e *Entry, condition Condition, r EraseDecision, env Env) Verdic
 		return refused(notFound())
 	case e.Closed && e.Ref == Ref{}:
 		return Verdict{Outcome: Unchanged}
+	case r.CreatedUntil != 0 && e.Incarnation > r.CreatedUntil:
+		// The scope was forgotten and begun anew since the erasure found it.
+		return Verdict{Outcome: Unchanged}
 	case condition == Live && !r.Force:
 		return Verdict{Outcome: Skipped}
 	}

@@ -1,9 +1,11 @@
 package ledger_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/idemd/idemd/ledger"
@@ -97,6 +99,60 @@ func TestListsAreValidated(t *testing.T) {
 			t.Errorf("%s: %v, want %s", name, err, c.want)
 		}
 	}
+}
+
+// TestErasingLeavesWhatWasBegunAnew: the erasure finds an entry past its tombstone, and its key is begun anew before it comes to it. That one is
+// created after the cut-off.
+func TestErasingLeavesWhatWasBegunAnew(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.policy(quick())
+	b.complete(b.begin("k", "a1"), "old")
+	b.clock.Advance(2 * time.Hour) // its tombstone is past
+	until := b.clock.Now().Wall()
+	b.clock.Advance(time.Microsecond)
+	other := benchOn(t, b.clock, b.model)
+	b.faulty.Plan(storetest.On(storetest.Get, storetest.Script(storetest.Fault{Before: func(context.Context) error {
+		other.complete(other.begin("k", "b1"), "new")
+		return nil
+	}})))
+	p, err := b.ledger.Erase(t.Context(), ledger.Caller{}, ledger.EraseRequest{Tenant: "acme", CreatedUntil: until, Force: true}, nil)
+	if err != nil || !p.Done {
+		t.Errorf("erased %+v, %v", p, err)
+	}
+	if r, err := b.tryBegin("k", "c1"); err != nil || r.Completed == nil || string(r.Completed.Response.Body) != "new" {
+		t.Errorf("what was begun after the cut-off: %+v %v", r, err)
+	}
+}
+
+// TestErasingWorksOnSeveralAtOnce: with a store that takes its time for each write, an erasure and an application of a policy must not take that time for
+// every entry. The first failure ends them, and what was done counts.
+func TestErasingWorksOnSeveralAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.policy(quick())
+		const n = 80
+		for i := range n {
+			b.fail(b.begin("k"+itoa(i), "a"), ledger.Unknown)
+		}
+		p := quick()
+		p.OnAbandoned = ledger.Hold
+		b.policy(p)
+		slow := func(context.Context) error { <-time.After(time.Second); return nil }
+		b.faulty.Plan(storetest.On(storetest.Write, func(storetest.Call) storetest.Fault { return storetest.Fault{Before: slow} }))
+		began := time.Now()
+		applied, err := b.ledger.ApplyPolicy(t.Context(), ledger.ApplyRequest{Tenant: p.Tenant, Operation: p.Operation}, nil)
+		if took := time.Since(began); err != nil || applied.Changed != n || applied.Examined != n || took > n*time.Second/4 {
+			t.Errorf("applied %+v in %v: %v", applied, took, err)
+		}
+		began = time.Now()
+		erased, err := b.ledger.Erase(t.Context(), ledger.Caller{}, ledger.EraseRequest{Tenant: "acme", CreatedUntil: b.clock.Now().Wall()},
+			func(ledger.EraseProgress) error { return nil })
+		if took := time.Since(began); err != nil || erased.Erased != n || erased.Examined != n || took > n*time.Second/4 {
+			t.Errorf("erased %+v in %v: %v", erased, took, err)
+		}
+	})
 }
 
 // TestAPageTokenIsOfItsOwnList: under another filter it would begin in the middle of another list, and leave out what stands before.

@@ -127,6 +127,17 @@ func (c *policyCache) counting(tenant, operation string) policyName {
 	return policyName{}
 }
 
+// under returns those of entries for which that stored policy counts. Erased ones have no names that a policy could be looked up by.
+func (c *policyCache) under(name policyName, entries []*Entry) []*Entry {
+	var out []*Entry
+	for _, e := range entries {
+		if e.Ref != (Ref{}) && c.counting(e.Ref.Tenant, e.Ref.Operation) == name {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
 // lookupOrder is the order in which policies are looked for, the closest first.
 func lookupOrder(tenant, operation string) [4]policyName {
 	return [4]policyName{{tenant, operation}, {tenant, "*"}, {"*", operation}, {"*", "*"}}

@@ -13,36 +13,53 @@ func quick() ledger.Policy {
 	return ledger.Policy{Tenant: "*", Operation: "charge", Lease: 10 * time.Second, Horizons: ledger.Horizons{ClientRetry: time.Hour}}
 }
 
-// C01: a holder that lost its claim can change nothing, in whatever order it tries; the answer is the other's. Both have one holder name.
+// C01: a holder that lost its claim can change nothing, in whatever order it tries, whatever its failure says, before the other settled and after;
+// the answer is the other's. Both have one holder name.
 func TestC01_ALostClaimChangesNothing(t *testing.T) {
 	t.Parallel()
+	for _, disposition := range []ledger.Disposition{ledger.Final, ledger.Retryable, ledger.Unknown} {
+		for _, order := range [][3]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
+			aLostClaimChangesNothing(t, disposition, order)
+		}
+	}
+}
+
+func aLostClaimChangesNothing(t *testing.T, disposition ledger.Disposition, order [3]int) {
+	t.Helper()
 	extend := func(b *bench, c claim) error { _, err := b.tryExtend(c); return err }
-	fail := func(b *bench, c claim) error { _, err := b.tryFail(c, ledger.Final); return err }
+	fail := func(b *bench, c claim) error { _, err := b.tryFail(c, disposition); return err }
 	complete := func(b *bench, c claim) error { _, err := b.tryComplete(c, "from A"); return err }
 	calls := []func(*bench, claim) error{extend, fail, complete}
-	for _, order := range [][3]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
-		b := newBench(t)
-		b.policy(quick())
-		a := b.begin("k", "a1")
-		b.clock.Advance(11 * time.Second)
-		other := b.begin("k", "b1")
-		before := b.row("k")
-		for _, i := range order {
-			b.wantReason(calls[i](b, a), ledger.ReasonClaimLost)
-		}
-		after := b.row("k")
-		if after.State != before.State || after.Last != before.Last || !after.Current || after.Response != nil || after.Failure != nil {
-			t.Errorf("order %v: A changed the entry: %+v", order, after)
-		}
-		if !after.Evidence.Success() || after.Evidence.Attempt != a.Attempt {
-			t.Errorf("order %v: A's success is not kept as evidence: %+v", order, after.Evidence)
-		}
-		b.complete(other, "from B")
-		r, err := b.tryBegin("k", "c1")
-		b.must(err)
-		if r.Completed == nil || string(r.Completed.Response.Body) != "from B" || r.Completed.Attempt != 2 {
-			t.Errorf("order %v: the answer is %+v", order, r.Completed)
-		}
+	b := newBench(t)
+	b.policy(quick())
+	a := b.begin("k", "a1")
+	b.clock.Advance(11 * time.Second)
+	other := b.begin("k", "b1")
+	before := b.row("k")
+	for _, i := range order {
+		b.wantReason(calls[i](b, a), ledger.ReasonClaimLost)
+	}
+	after := b.row("k")
+	if after.State != before.State || after.Last != before.Last || !after.Current || after.Response != nil || after.Failure != nil {
+		t.Errorf("order %v: A changed the entry: %+v", order, after)
+	}
+	if !after.Evidence.Success() || after.Evidence.Attempt != a.Attempt {
+		t.Errorf("order %v: A's success is not kept as evidence: %+v", order, after.Evidence)
+	}
+	settled := b.complete(other, "from B")
+	revision := b.row("k").Revision
+	for _, i := range order {
+		b.wantReason(calls[i](b, a), ledger.ReasonClaimLost)
+	}
+	_, err := b.tryComplete(a, "another answer from A")
+	b.wantReason(err, ledger.ReasonClaimLost)
+	if now := b.row("k").Revision; now != revision {
+		t.Errorf("order %v: A wrote over a settled entry: revision %d became %d", order, revision, now)
+	}
+	r, err := b.tryBegin("k", "c1")
+	b.must(err)
+	if r.Completed == nil || string(r.Completed.Response.Body) != "from B" || r.Completed.Attempt != 2 || r.Completed.SettledAt != settled.SettledAt {
+		t.Errorf("order %v: the answer is %+v", order, r.Completed)
 	}
 }
 
@@ -62,6 +79,40 @@ func TestC03_ALeaseIsAlwaysAssigned(t *testing.T) {
 	if v := b.lookup("k"); v.Condition != ledger.Live {
 		t.Errorf("without a lease in the request it is %s", conditionNames[v.Condition])
 	}
+	// Every other way to a claim gives it one too.
+	for name, again := range map[string]func(key string) claim{
+		"resumed": func(key string) claim { return b.begin(key, "a1") },
+		"after a retryable failure": func(key string) claim {
+			b.fail(b.begin(key, "a1"), ledger.Retryable)
+			return b.begin(key, "a2")
+		},
+		"after giving up": func(key string) claim {
+			b.fail(b.begin(key, "a1"), ledger.Unknown)
+			return b.begin(key, "a2")
+		},
+		"a takeover": func(key string) claim {
+			b.clock.Advance(ledger.DefaultLease)
+			return b.begin(key, "a2")
+		},
+		"a release": func(key string) claim {
+			b.resolve(b.ref(key), ledger.ResolveRelease, 1, true)
+			return b.begin(key, "a2")
+		},
+		"a recovery": func(key string) claim {
+			b.clock.Advance(ledger.DefaultLease)
+			r := b.beginRequest(key, "r1")
+			r.Mode = ledger.Recover
+			g, err := b.ledger.Begin(t.Context(), ledger.Caller{}, r)
+			b.must(err)
+			return claim{r.Ref, g.Granted}
+		},
+	} {
+		b.begin(name, "a1")
+		c := again(name)
+		if c.Lease != ledger.DefaultLease || c.LeaseUntil != b.clock.Now().Add(ledger.DefaultLease) || b.lookup(name).Condition != ledger.Live {
+			t.Errorf("%s: a lease of %v until %s", name, c.Lease, at(c.LeaseUntil))
+		}
+	}
 }
 
 // C04: leases are judged by the store's clock alone: two daemons on one store agree, whatever their own clocks say. A daemon has no clock to
@@ -79,6 +130,20 @@ func TestC04_TwoDaemonsOneClock(t *testing.T) {
 	b.must(err)
 	if got.InProgress == nil || got.InProgress.Attempt != 1 || got.InProgress.Holder != "A" {
 		t.Errorf("the other daemon says %+v", got)
+	}
+	// To the end of the lease both say so, and at its end both would grant: the one that is asked does.
+	b.clock.Advance(10*time.Second - time.Microsecond)
+	for name, daemon := range map[string]*bench{"the first": b, "the other": other} {
+		if got, err := daemon.tryBegin("k", "b1"); err != nil || got.InProgress == nil {
+			t.Errorf("a microsecond before the end %s says %+v %v", name, got, err)
+		}
+	}
+	b.clock.Advance(time.Microsecond)
+	if c := other.begin("k", "b1"); c.Attempt != 2 {
+		t.Errorf("at the end of the lease the other grants %+v", c.Grant)
+	}
+	if got, err := b.tryBegin("k", "c1"); err != nil || got.InProgress == nil || got.InProgress.Attempt != 2 {
+		t.Errorf("then the first says %+v %v", got, err)
 	}
 }
 
@@ -144,6 +209,29 @@ func TestC06_TheFirstFingerprintBinds(t *testing.T) {
 	refused("after the takeover")
 	b.complete(c, "x")
 	refused("after completion")
+	b.clock.Advance(time.Hour)
+	refused("past retention")
+	b.sweep()
+	refused("as a tombstone")
+
+	settled := func(key string, settle func(claim)) {
+		t.Helper()
+		settle(b.begin(key, "a1"))
+		other.Ref = b.ref(key)
+		refused(key)
+	}
+	settled("failed for good", func(c claim) { b.fail(c, ledger.Final) })
+	settled("given up", func(c claim) { b.fail(c, ledger.Unknown) })
+	settled("released", func(c claim) { b.resolve(c.ref, ledger.ResolveRelease, 1, true) })
+	settled("settled by an operator", func(c claim) { b.resolve(c.ref, ledger.ResolveComplete, 1, true) })
+	hold := quick()
+	hold.OnAbandoned = ledger.Hold
+	b.policy(hold)
+	settled("held", func(c claim) { b.fail(c, ledger.Unknown) })
+	settled("erased", func(claim) {
+		_, err := b.ledger.Erase(t.Context(), ledger.Caller{}, ledger.EraseRequest{Tenant: "acme", CreatedUntil: b.clock.Now().Wall(), Force: true}, nil)
+		b.must(err)
+	})
 }
 
 // C07: at the exact instant an entry is one thing, for every reader: never two, never neither. rule-instants.txt has the writers.

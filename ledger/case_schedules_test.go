@@ -1,11 +1,13 @@
 package ledger_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/idemd/idemd/ledger"
+	"github.com/idemd/idemd/ledger/storetest"
 )
 
 // The schedules found on paper (C70 to C79).
@@ -85,6 +87,27 @@ func TestC73_AHeartbeatDoesNotRevive(t *testing.T) {
 	if v := b.lookup("k"); v.Condition != ledger.Abandoned {
 		t.Errorf("it is %s", conditionNames[v.Condition])
 	}
+
+	// Truly in flight: the heartbeat's write lands after the claim was given up, released, or taken over.
+	for name, end := range map[string]func(claim){
+		"given up":   func(c claim) { b.fail(c, ledger.Unknown) },
+		"retryable":  func(c claim) { b.fail(c, ledger.Retryable) },
+		"released":   func(c claim) { b.resolve(c.ref, ledger.ResolveRelease, 1, true) },
+		"taken over": func(c claim) { b.clock.Advance(ledger.DefaultLease); b.begin(c.ref.Key, "b1") },
+	} {
+		c := b.begin(name, "a1")
+		b.faulty.Plan(storetest.On(storetest.Write, storetest.Kinds(storetest.Late)))
+		if _, err := b.tryExtend(c); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		b.faulty.Plan(nil)
+		end(c)
+		before := b.row(name)
+		b.faulty.Land(t.Context())
+		if diff := *b.row(name); diff.Revision != before.Revision || diff.Current != before.Current || diff.Last != before.Last {
+			t.Errorf("%s: a heartbeat that came late made %+v of %+v", name, diff, before)
+		}
+	}
 }
 
 // C74: the ledger is away for longer than a lease while a handler finishes. When it is back the handler's Complete gets in before any
@@ -147,6 +170,38 @@ func TestC77_ALateReleaseTouchesNobodyElse(t *testing.T) {
 	second = b.begin("l", "d1")
 	if v := b.resolve(first.ref, ledger.ResolveRelease, 1, true); !v.Resent || v.Condition != ledger.Live || v.Entry.Credit {
 		t.Errorf("resent: %+v", v)
+	}
+	b.complete(second, "x")
+
+	// At once: attempt 2 is granted between what the release read and what it writes, and the other way round.
+	other := benchOn(t, b.clock, b.model)
+	first = b.begin("m", "e1")
+	b.clock.Advance(10 * time.Second)
+	var granted claim
+	b.faulty.Plan(storetest.On(storetest.Write, storetest.Script(storetest.Fault{Before: func(context.Context) error {
+		granted = other.begin("m", "f1")
+		return nil
+	}})))
+	_, err := b.ledger.Resolve(t.Context(), ledger.Caller{}, ledger.ResolveRequest{
+		Ref: first.ref, Action: ledger.ResolveRelease, Attempt: 1, Reason: "stuck",
+	})
+	b.wantReason(err, ledger.ReasonClaimLost)
+	if row := b.row("m"); !row.Current || row.Last.Number != 2 || row.Credit {
+		t.Errorf("attempt 2 became %+v", row)
+	}
+	b.complete(granted, "x")
+
+	first = b.begin("n", "g1")
+	b.clock.Advance(10 * time.Second)
+	released := false
+	b.faulty.Plan(storetest.On(storetest.Write, storetest.Script(storetest.Fault{}, storetest.Fault{Before: func(context.Context) error {
+		released = true
+		other.resolve(first.ref, ledger.ResolveRelease, 1, false)
+		return nil
+	}})))
+	second = b.begin("n", "h1")
+	if row := b.row("n"); !released || !row.Current || row.Last.Number != 2 || row.Credit || !row.Last.OnCredit || !second.PreviousAbandoned {
+		t.Errorf("released %t, attempt 2 is %+v", released, row)
 	}
 	b.complete(second, "x")
 }

@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -21,6 +22,7 @@ import (
 
 	idemv1 "github.com/idemd/idemd/gen/idem/v1"
 	"github.com/idemd/idemd/ledger"
+	"github.com/idemd/idemd/ledger/storetest"
 	"github.com/idemd/idemd/server/servertest"
 )
 
@@ -65,6 +67,43 @@ func TestC30_EmptyAnswersAreAnswers(t *testing.T) {
 			t.Errorf("%s: Lookup shows %v, Begin replays %v", name, r.lookup(name).GetAnswer(), got)
 		}
 	}
+}
+
+// C12 at the wire: a thousand times a caller gives Complete a millisecond and the store takes from none to four. It is told success, or that its time
+// was over; then it resends and is told success, never "lost". The daemon's own limits are not the caller's, so it goes on either way.
+func TestC12_CompleteAgainstAShortDeadline(t *testing.T) {
+	t.Parallel()
+	inBubble(t, servertest.Options{}, func(t *testing.T, r *rig) {
+		r.daemon.Store().Plan(storetest.On(storetest.Write, func(c storetest.Call) storetest.Fault {
+			slow := func(context.Context) error { pass(time.Duration(c.N%5) * time.Millisecond); return nil }
+			if c.N%2 == 0 {
+				return storetest.Fault{Before: slow}
+			}
+			return storetest.Fault{After: slow}
+		}))
+		cut := 0
+		for i := range 1000 {
+			key := fmt.Sprint(i)
+			req := completeRequest(key, r.grant(key), &idemv1.Response{Body: []byte(key)})
+			ctx, cancel := context.WithTimeout(r.ctx, time.Millisecond)
+			_, err := r.Complete(ctx, req)
+			cancel()
+			if err != nil {
+				if cut++; status.Code(err) != codes.DeadlineExceeded {
+					t.Fatalf("completing %d: %v", i, err)
+				}
+				if _, err := r.Complete(r.ctx, req); err != nil {
+					t.Fatalf("completing %d again: %v", i, err)
+				}
+			}
+			if got := string(r.replay(key).GetResponse().GetBody()); got != key {
+				t.Fatalf("%d is answered %q", i, got)
+			}
+		}
+		if cut < 100 || cut > 900 {
+			t.Errorf("%d of 1000 callers ran out of time: it was to be some and not all", cut)
+		}
+	})
 }
 
 // C31 at the wire: an answer over the policy's limit settles the entry all the same, and says what was left out.

@@ -176,6 +176,7 @@ func TestC16SerializationFailures(t *testing.T) {
 				if _, err := s.Page(context.Background(), ledger.PageQuery{Order: ledger.ByScope, Limit: 1}); err != nil {
 					t.Errorf("%s %d times: Page: %v", code, times, err)
 				}
+				everyOtherStatementIsRetried(t, s, scope, func() { proxy.Arm(pgtest.FailBefore, "idemd:", code, times) }, proxy.Hits)
 			}
 		}
 		scope := scopeOf(200)
@@ -194,6 +195,61 @@ func TestC16SerializationFailures(t *testing.T) {
 			t.Errorf("a contended write happened")
 		}
 	})
+}
+
+// everyOtherStatementIsRetried sends each statement that there is for a row and for settings, each after fail, and sees that it met its fault and
+// went through all the same.
+func everyOtherStatementIsRetried(t *testing.T, s *sqlstore.Store, scope ledger.ScopeID, fail func(), hits func() int) {
+	t.Helper()
+	ctx := context.Background()
+	writing := func(w ledger.Write) func() (bool, error) {
+		return func() (bool, error) { r, err := s.Write(ctx, w); return r.Applied, err }
+	}
+	setting := ledger.Setting{Kind: "kind", Name: fmt.Sprintf("%x", scope), Body: []byte("x")}
+	gone := ledger.Setting{Kind: "kind", Name: setting.Name}
+	for _, x := range []struct {
+		name string
+		of   func(*ledger.Entry) func() (bool, error)
+	}{
+		{"extend", func(e *ledger.Entry) func() (bool, error) {
+			return writing(ledger.Write{Scope: scope, Guard: complete(e).Guard, Extend: &ledger.Extend{Lease: lease}})
+		}},
+		{"replace", func(e *ledger.Entry) func() (bool, error) { return writing(takeover(e)) }},
+		{"settle", func(e *ledger.Entry) func() (bool, error) { return writing(complete(e)) }},
+		{"page by due time", func(*ledger.Entry) func() (bool, error) {
+			return func() (bool, error) {
+				_, err := s.Page(ctx, ledger.PageQuery{Order: ledger.ByDue, Shard: scope.Shard(), Limit: 1})
+				return true, err
+			}
+		}},
+		{"forget", func(e *ledger.Entry) func() (bool, error) {
+			return func() (bool, error) {
+				n, err := s.Forget(ctx, []ledger.Row{{Scope: scope, Incarnation: e.Incarnation, Revision: e.Revision}})
+				return n == 1, err
+			}
+		}},
+		{"make a setting", func(*ledger.Entry) func() (bool, error) {
+			return func() (bool, error) { return s.PutSetting(ctx, setting, 0) }
+		}},
+		{"change a setting", func(*ledger.Entry) func() (bool, error) {
+			return func() (bool, error) { return s.PutSetting(ctx, setting, 1) }
+		}},
+		{"read settings", func(*ledger.Entry) func() (bool, error) {
+			return func() (bool, error) { r, err := s.Settings(ctx, "kind"); return len(r.List) > 0, err }
+		}},
+		{"delete a setting", func(*ledger.Entry) func() (bool, error) {
+			return func() (bool, error) { return s.PutSetting(ctx, gone, 2) }
+		}},
+		{"ready", func(*ledger.Entry) func() (bool, error) {
+			return func() (bool, error) { now, err := s.Ready(ctx); return now > 0, err }
+		}},
+	} {
+		call, before := x.of(mustGet(t, s, scope)), hits()
+		fail()
+		if done, err := call(); err != nil || !done || hits() == before {
+			t.Errorf("%s: done %t after %d faults, %v", x.name, done, hits()-before, err)
+		}
+	}
 }
 
 // C17: the insert conflicts, then the row is forgotten before it is read, with a competitor in between and without one.

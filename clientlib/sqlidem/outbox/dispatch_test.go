@@ -132,9 +132,17 @@ func TestC82_ADispatcherThatLosesItsLeaseNeitherRecordsNorGoesOn(t *testing.T) {
 		same(t, "published by the one that took over", b.versions(order("a")), []int64{1, 2, 3})
 
 		<-publishing.Done() // it knows
+		if errors.Is(context.Cause(publishing), context.DeadlineExceeded) {
+			t.Error("it was not told that its lease was lost, and came to the end of its time")
+		}
 		close(let)
 		<-ran
-		same(t, "told of its loss", <-lost, order("a"))
+		select {
+		case a := <-lost:
+			same(t, "told of its loss", a, order("a"))
+		default:
+			t.Error("the slow one was believed")
+		}
 		same(t, "published, the late repetition of what it had in hand with it", b.versions(order("a")), []int64{1, 2, 3, 1})
 		same(t, "recorded", r.Int(t, "SELECT published_version FROM idem_outbox_deliveries"), int64(3))
 		r.write(t, event("a"))
@@ -158,6 +166,28 @@ func TestAnAggregateIsTakenOverWhenItsLeaseIsOverAndNotBefore(t *testing.T) {
 		r.Advance(t, 2*time.Second) // the second more is for clocks that differ, on CockroachDB
 		once(t, next)
 		same(t, "after", b.versions(order("a")), []int64{1, 2})
+	})
+}
+
+// A dispatcher that wakes up after its lease, and after another has come and gone, is not believed.
+func TestAClaimPutsAnEndToTheOneBeforeIt(t *testing.T) {
+	everywhere(t, func(t *testing.T, r *rig) {
+		r.write(t, event("a"))
+		b, lost := &broker{}, make(chan outbox.Aggregate, 1)
+		config := quick()
+		config.Hooks.LeaseLost = func(a outbox.Aggregate) { lost <- a }
+		_, let, ran := stalled(t, r, b, config)
+		r.Advance(t, 31*time.Second)
+		once(t, r.runs(t, b.publisher("fast"), quick()))
+		close(let)
+		<-ran
+		select {
+		case a := <-lost:
+			same(t, "told of its loss", a, order("a"))
+		default:
+			t.Error("the slow one was believed")
+		}
+		same(t, "published", b.versions(order("a")), []int64{1, 1})
 	})
 }
 
@@ -269,6 +299,29 @@ func TestAnOutageOfTheBrokerParksNothing(t *testing.T) {
 		away = false
 		same(t, "published when it is back", once(t, d).Published, 4)
 		same(t, "told", told, []bool{true, false})
+	})
+}
+
+// Others are published in between, so the broker is there, however many events are poison.
+func TestSeveralPoisonEventsAreNoOutage(t *testing.T) {
+	everywhere(t, func(t *testing.T, r *rig) {
+		b := &broker{before: func(_ context.Context, _ string, e outbox.Envelope) error {
+			if e.AggregateID[1:] == "sick" {
+				return errors.New("unreadable")
+			}
+			return nil
+		}}
+		r.write(t, event("1sick"), event("3sick"), event("5sick"), event("7sick"))
+		config := quick()
+		config.Concurrency = 1 // one after the other, in this order
+		d := r.runs(t, b.publisher("one"), config)
+		parked := 0
+		for range config.MaxAttempts {
+			r.write(t, event("2well"), event("4well"), event("6well"))
+			parked += once(t, d).Parked
+			r.Advance(t, time.Hour)
+		}
+		same(t, "parked", parked, 4)
 	})
 }
 

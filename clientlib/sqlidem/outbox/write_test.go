@@ -133,6 +133,32 @@ func TestAnInvalidEventIsRefusedAndTheTransactionGoesOn(t *testing.T) {
 	})
 }
 
+// Two that write for the same aggregates in one call each cannot wait for each other, in whatever order they name them.
+func TestOneCallTakesItsAggregatesInOneOrder(t *testing.T) {
+	t.Parallel()
+	everyPostgres(t, func(t *testing.T, r *rig) {
+		holder, err := r.begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := holder.write(t.Context(), event("a")); err != nil {
+			t.Fatal(err)
+		}
+		waited := make(chan error, 1)
+		go func() {
+			_, err := r.tryWrite(context.Background(), event("b"), event("a"))
+			waited <- err
+		}()
+		r.AwaitRunning(t, "idem:outbox-write", 1)
+		if _, err := holder.write(t.Context(), event("b")); err != nil {
+			t.Errorf("b was taken by the one that waits for a: %v", err)
+		}
+		if err := errors.Join(holder.commit(t.Context()), <-waited); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestASweepDeletesWhatIsPublishedAndOld(t *testing.T) {
 	everywhere(t, func(t *testing.T, r *rig) {
 		for range 20 {

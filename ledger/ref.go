@@ -26,8 +26,18 @@ func (r Ref) Validate() *Refusal {
 	if ref := validatePart(ReasonInvalidOperation, "ref.operation", r.Operation, MaxOperationChars); ref != nil {
 		return ref
 	}
+	// An entry under the name that means all of them could be neither listed nor erased by itself, and a policy for it would be everybody's.
+	switch every {
+	case r.Tenant:
+		return invalid(ReasonInvalidTenant, "ref.tenant", `must not be "*", which stands for every tenant`)
+	case r.Operation:
+		return invalid(ReasonInvalidOperation, "ref.operation", `must not be "*", which stands for every operation`)
+	}
 	return validatePart(ReasonInvalidKey, "ref.key", r.Key, MaxKeyChars)
 }
+
+// every stands for every tenant or every operation, in policies and filters.
+const every = "*"
 
 func validatePart(reason Reason, field, value string, maxChars int) *Refusal {
 	if value == "" {

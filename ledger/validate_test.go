@@ -60,6 +60,14 @@ func TestC52_KeysAreRefusedOrKeptExactly(t *testing.T) {
 	if r := (ledger.Ref{Tenant: strings.Repeat("t", 129), Operation: "o", Key: "k"}).Validate(); r == nil || r.Reason != ledger.ReasonInvalidTenant {
 		t.Errorf("a tenant of 129 characters: %v", r)
 	}
+	for _, ref := range []ledger.Ref{{Tenant: "*", Operation: "o", Key: "k"}, {Tenant: "t", Operation: "*", Key: "k"}} {
+		if r := ref.Validate(); r == nil || !strings.Contains(r.Rule, "stands for every") {
+			t.Errorf("%q, which stands for all of them: %v", ref, r)
+		}
+	}
+	if r := (ledger.Ref{Tenant: "**", Operation: "*/*", Key: "*"}).Validate(); r != nil {
+		t.Errorf("names with a star: %v", r)
+	}
 	if r := (ledger.Ref{Tenant: strings.Repeat("t", 128), Operation: strings.Repeat("o", 255), Key: "k"}).Validate(); r != nil {
 		t.Errorf("a scope at its limits: %v", r)
 	}

@@ -367,9 +367,10 @@ type EntryRef struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whose entry it is. At most 128 characters. Empty in a request: the daemon fills in the caller's own tenant,
 	// as its credentials say, or "default" where authentication is off. Another tenant than the caller's is refused
-	// PERMISSION_DENIED, except to operators. Never empty in an answer.
+	// PERMISSION_DENIED, except to operators. Not "*", which stands for every tenant. Never empty in an answer.
 	Tenant string `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	// What is to be done, as "shop.v1.PaymentService/Charge". 1 to 255 characters. Guards fill in the full method name.
+	// What is to be done, as "shop.v1.PaymentService/Charge". 1 to 255 characters. Guards fill in the full method name. Not "*",
+	// which stands for every operation.
 	Operation string `protobuf:"bytes,2,opt,name=operation,proto3" json:"operation,omitempty"`
 	// Which intent it is, as its maker names it. 1 to 255 characters. A policy may ask for more (a UUID, a pattern).
 	// Leading and trailing spaces are part of the key.
@@ -1661,10 +1662,10 @@ var File_idem_v1_entry_proto protoreflect.FileDescriptor
 
 const file_idem_v1_entry_proto_rawDesc = "" +
 	"\n" +
-	"\x13idem/v1/entry.proto\x12\aidem.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x14idem/v1/policy.proto\"\xc2\x01\n" +
-	"\bEntryRef\x12:\n" +
-	"\x06tenant\x18\x01 \x01(\tB\"\xbaH\x1fr\x1d\x18\x80\x012\x18^[^\\x00-\\x1f\\x7f-\\x9f]*$R\x06tenant\x12B\n" +
-	"\toperation\x18\x02 \x01(\tB$\xbaH!r\x1f\x10\x01\x18\xff\x012\x18^[^\\x00-\\x1f\\x7f-\\x9f]*$R\toperation\x126\n" +
+	"\x13idem/v1/entry.proto\x12\aidem.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x14idem/v1/policy.proto\"\xc8\x01\n" +
+	"\bEntryRef\x12=\n" +
+	"\x06tenant\x18\x01 \x01(\tB%\xbaH\"r \x18\x80\x012\x18^[^\\x00-\\x1f\\x7f-\\x9f]*$Z\x01*R\x06tenant\x12E\n" +
+	"\toperation\x18\x02 \x01(\tB'\xbaH$r\"\x10\x01\x18\xff\x012\x18^[^\\x00-\\x1f\\x7f-\\x9f]*$Z\x01*R\toperation\x126\n" +
 	"\x03key\x18\x03 \x01(\tB$\xbaH!r\x1f\x10\x01\x18\xff\x012\x18^[^\\x00-\\x1f\\x7f-\\x9f]*$R\x03key\"c\n" +
 	"\vFingerprint\x125\n" +
 	"\talgorithm\x18\x01 \x01(\tB\x17\xbaH\x14r\x12\x18@2\x0e^[a-z0-9._-]+$R\talgorithm\x12\x1d\n" +

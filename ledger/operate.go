@@ -560,13 +560,24 @@ type StatsRequest struct {
 // Stats is the ledger in numbers.
 type Stats struct {
 	Now Time
-	// By is sorted by tenant and operation. Erased entries stand under "" and "".
+	// By is sorted by tenant and operation. Erased entries stand under "" and "". Where the names come to more than maxStatsBytes, the entries of
+	// those that come later are counted together, last, under "*" and "*": names of operations are callers', and however many they make up, the
+	// operator must get an answer.
 	By []TenantStats
 	// OldestDue is when the oldest entry that is due but still there became so; OldestHeld is when the oldest held entry was left; 0 if there is
 	// none.
 	OldestDue  Time
 	OldestHeld Time
+
+	bytes int
 }
+
+const (
+	// maxStatsBytes bounds what one answer holds, as it is counted here. Every message limit is well above.
+	maxStatsBytes = 8 << 20
+	// countBytes is what a count takes beside its names.
+	countBytes = 48
+)
 
 // Stats counts entries by tenant, operation and condition. It reads every row, in pages: on a ledger of millions it takes seconds to minutes. It
 // refuses with STORE_UNAVAILABLE.
@@ -602,14 +613,37 @@ func (s *Stats) add(e *Entry, now Time) {
 	if condition == Absent {
 		return // what no call can see any more is not counted either
 	}
-	if n := len(s.By); n == 0 || s.By[n-1].Tenant != e.Ref.Tenant || s.By[n-1].Operation != e.Ref.Operation {
-		s.By = append(s.By, TenantStats{Tenant: e.Ref.Tenant, Operation: e.Ref.Operation, Counts: map[Condition]int64{}, Doubts: map[Condition]int64{}})
-	}
-	s.By[len(s.By)-1].Counts[condition]++
+	by := s.by(e.Ref, condition)
+	by.Counts[condition]++
 	if e.Doubt {
-		s.By[len(s.By)-1].Doubts[condition]++
+		by.Doubts[condition]++
 	}
 	if since := e.abandonedSince(); condition == Held && (s.OldestHeld == 0 || since < s.OldestHeld) {
 		s.OldestHeld = since
 	}
+}
+
+// by is where an entry counts. Entries come sorted by tenant and operation.
+func (s *Stats) by(ref Ref, condition Condition) *TenantStats {
+	var last *TenantStats
+	if n := len(s.By); n > 0 {
+		last = &s.By[n-1]
+	}
+	same := last != nil && last.Tenant == ref.Tenant && last.Operation == ref.Operation
+	switch {
+	case last != nil && last.Tenant == every, same && last.Counts[condition] > 0:
+		return last
+	case !s.take(ref):
+		ref.Tenant, ref.Operation = every, every
+	case same:
+		return last
+	}
+	s.By = append(s.By, TenantStats{Tenant: ref.Tenant, Operation: ref.Operation, Counts: map[Condition]int64{}, Doubts: map[Condition]int64{}})
+	return &s.By[len(s.By)-1]
+}
+
+// take reports whether there is room for one more count.
+func (s *Stats) take(ref Ref) bool {
+	s.bytes += len(ref.Tenant) + len(ref.Operation) + countBytes
+	return s.bytes <= maxStatsBytes
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -98,6 +99,51 @@ func TestListsAreValidated(t *testing.T) {
 		if _, err := b.ledger.List(t.Context(), c.r); reasonOf(err) != c.want {
 			t.Errorf("%s: %v, want %s", name, err, c.want)
 		}
+	}
+}
+
+// TestStatsOfManyOperationsFitAMessage: callers make up names of operations. What does not fit is counted together, and nothing is left out.
+func TestStatsOfManyOperationsFitAMessage(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	const operations = 8000
+	long := strings.Repeat("\U0001f642", ledger.MaxOperationChars-4)
+	tenant := strings.Repeat("\U0001f642", ledger.MaxTenantChars)
+	for i := range operations {
+		r := b.beginRequest("k", "a")
+		r.Ref.Tenant, r.Ref.Operation = tenant, fmt.Sprintf("%04d", i)+long
+		_, err := b.ledger.Begin(t.Context(), ledger.Caller{}, r)
+		b.must(err)
+		if i%2 == 0 {
+			r.Ref.Key = "l"
+			g, err := b.ledger.Begin(t.Context(), ledger.Caller{}, r)
+			b.must(err)
+			b.fail(claim{r.Ref, g.Granted}, ledger.Unknown)
+		}
+	}
+	stats, err := b.ledger.Stats(t.Context(), ledger.StatsRequest{})
+	b.must(err)
+	size, counts, doubts := 0, map[ledger.Condition]int64{}, int64(0)
+	for i, by := range stats.By {
+		if rest := by.Tenant == "*" && by.Operation == "*"; rest != (i == len(stats.By)-1) {
+			t.Fatalf("%d of %d is of %.10q %.10q", i, len(stats.By), by.Tenant, by.Operation)
+		}
+		for condition, n := range by.Counts {
+			size += len(by.Tenant) + len(by.Operation)
+			counts[condition] += n
+			doubts += by.Doubts[condition]
+		}
+	}
+	if size > 8<<20 || size < 7<<20 {
+		t.Errorf("the names come to %d bytes", size)
+	}
+	if counts[ledger.Live] != operations || counts[ledger.Abandoned] != operations/2 || doubts != operations/2 {
+		t.Errorf("counted %v, %d in doubt", counts, doubts)
+	}
+	one, err := b.ledger.Stats(t.Context(), ledger.StatsRequest{Tenant: tenant, Operation: "7998" + long})
+	b.must(err)
+	if len(one.By) != 1 || one.By[0].Counts[ledger.Live] != 1 || one.By[0].Counts[ledger.Abandoned] != 1 {
+		t.Errorf("asked for one operation: %+v", one.By)
 	}
 }
 

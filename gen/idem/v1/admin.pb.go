@@ -1471,7 +1471,8 @@ func (x *GetStatsRequest) GetOperation() string {
 // GetStatsResponse shows counts.
 type GetStatsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The counts, one for each tenant, operation and condition that has entries.
+	// The counts, one for each tenant, operation and condition that has entries. Where their names would be too long for one message
+	// (over 8 MiB in all), those that come later are counted together, under tenant "*" and operation "*".
 	Counts []*EntryCount `protobuf:"bytes,1,rep,name=counts,proto3" json:"counts,omitempty"`
 	// Since when the oldest row has been overdue for a sweep. Unset: none is.
 	OldestOverdueTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=oldest_overdue_time,json=oldestOverdueTime,proto3" json:"oldest_overdue_time,omitempty"`

@@ -154,7 +154,8 @@ func (c Clamp) ceiling() time.Duration { return orDefault(c.MaxRetention, MaxRet
 
 // Validate refuses a clamp that contradicts itself or the built-in bounds.
 func (c Clamp) Validate() error {
-	if c.MinRetention < 0 || c.MaxRetention < 0 || c.ceiling() > MaxRetention || c.floor() > c.ceiling() {
+	// Zero stands for the default; what is under the bound is refused rather than raised in silence.
+	if c.MinRetention != 0 && c.MinRetention < MinRetention || c.MaxRetention < 0 || c.ceiling() > MaxRetention || c.floor() > c.ceiling() {
 		return fmt.Errorf("retention floor %v and ceiling %v must satisfy %v <= floor <= ceiling <= %v",
 			c.MinRetention, c.MaxRetention, MinRetention, MaxRetention)
 	}

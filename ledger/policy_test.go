@@ -47,7 +47,7 @@ func TestRetentionIsTheLongestHorizon(t *testing.T) {
 			t.Errorf("%+v under %+v: %v by %s, tombstone %v", c.horizons, c.clamp, r.Retention, r.RetentionHorizon, r.Tombstone)
 		}
 	}
-	for _, c := range []ledger.Clamp{{MinRetention: -1}, {MaxRetention: -1}, {MinRetention: 2 * h, MaxRetention: h}, {MaxRetention: time.Second}, {MaxRetention: ledger.MaxRetention + 1}} {
+	for _, c := range []ledger.Clamp{{MinRetention: -1}, {MinRetention: ledger.MinRetention - 1}, {MaxRetention: -1}, {MinRetention: 2 * h, MaxRetention: h}, {MaxRetention: time.Second}, {MaxRetention: ledger.MaxRetention + 1}} {
 		if c.Validate() == nil {
 			t.Errorf("the clamp %+v is accepted", c)
 		}

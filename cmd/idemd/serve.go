@@ -63,7 +63,7 @@ type daemon struct {
 // uses it.
 func (w *world) serve(ctx context.Context, s *settings, log *slog.Logger) (err error) {
 	d := &daemon{settings: s, log: log, registry: prometheus.NewRegistry()}
-	if w.origins["store"] == "--store" && redactURL(s.store) != s.store {
+	if w.origins["store"] == "--store" && hasPassword(s.store) {
 		d.log.Warn("the store's password stands on the command line, where every user of this machine can read it: use --store-password-file")
 	}
 	d.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -300,6 +301,19 @@ func defaultDirectory(uid int, env func(string) string) (storeChoice, error) {
 	return storeChoice{}, errors.New("--data-dir: there is no home directory to put the ledger in: name a directory")
 }
 
+// secretParameters are what a database URL can hold in its query that nobody should read.
+var secretParameters = []string{"password", "sslpassword"}
+
+// hasPassword reports whether a database URL holds a secret.
+func hasPassword(text string) bool {
+	u, err := url.Parse(text)
+	if err != nil {
+		return false // and nothing will be opened with it
+	}
+	_, there := u.User.Password()
+	return there || slices.ContainsFunc(secretParameters, u.Query().Has)
+}
+
 // redactURL hides what a database URL holds that nobody should read. What cannot be parsed is hidden whole.
 func redactURL(text string) string {
 	if text == "" {
@@ -313,7 +327,7 @@ func redactURL(text string) string {
 		u.User = url.UserPassword(u.User.Username(), "xxxxx")
 	}
 	query := u.Query()
-	for _, name := range []string{"password", "sslpassword"} {
+	for _, name := range secretParameters {
 		if query.Has(name) {
 			query.Set(name, "xxxxx")
 			u.RawQuery = query.Encode()

@@ -197,5 +197,14 @@ func TestSecretsInURLsAreHidden(t *testing.T) {
 		if got := redactURL(text); got != want {
 			t.Errorf("%s is shown as %s, want %s", text, got, want)
 		}
+		if got := hasPassword(text); got != strings.Contains(want, "xxxxx") {
+			t.Errorf("%s has a password: %t", text, got)
+		}
+	}
+	// Written otherwise than it would be shown, and yet without a secret.
+	for _, text := range []string{"postgresql://", "POSTGRESQL://db/x", "postgresql://db/x?", "postgresql://db/ä"} {
+		if hasPassword(text) {
+			t.Errorf("%s has a password", text)
+		}
 	}
 }

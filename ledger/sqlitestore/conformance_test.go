@@ -17,6 +17,12 @@ func TestConformance(t *testing.T) {
 	storetest.Run(t, storetest.Factory{Open: openBackend})
 }
 
+// TestRandomHistoriesOfTheLedgerAgreeWithTheModel plays a hundred; STORETEST_HISTORIES=10000 plays ten thousand.
+func TestRandomHistoriesOfTheLedgerAgreeWithTheModel(t *testing.T) {
+	t.Parallel()
+	storetest.Histories(t, storetest.Factory{Open: openBackend}, 100)
+}
+
 func openBackend(tb testing.TB) *storetest.Backend {
 	moving := storetest.NewClock(testStart)
 	s := openForTest(tb, Config{Dir: tb.TempDir(), Clock: moving.Now})

@@ -26,6 +26,23 @@ func TestConformance(t *testing.T) {
 	}
 }
 
+// TestRandomHistoriesOfTheLedgerAgreeWithTheModel plays twenty; STORETEST_HISTORIES=10000 plays ten thousand.
+func TestRandomHistoriesOfTheLedgerAgreeWithTheModel(t *testing.T) {
+	for _, e := range engines {
+		t.Run(e.name, func(t *testing.T) {
+			t.Parallel()
+			e.url(t)
+			margin := time.Duration(0)
+			if e.name == "CockroachDB" {
+				margin = 500 * time.Millisecond
+			}
+			storetest.Histories(t, storetest.Factory{Margin: margin, Open: func(tb testing.TB) *storetest.Backend {
+				return backend(tb, newDatabase(tb, e.url(tb)), (*database).open)
+			}}, 20)
+		})
+	}
+}
+
 // backend is a database as the suite wants it, with stores from open.
 func backend[S ledger.Store](tb testing.TB, d *database, open func(*database, testing.TB) S) *storetest.Backend {
 	b := &storetest.Backend{

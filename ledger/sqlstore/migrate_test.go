@@ -117,7 +117,8 @@ func TestMigrationWaitsForTheLeaseOfTheDead(t *testing.T) {
 		short, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
 		defer cancel()
 		err := sqlstore.Migrate(short, sqlstore.Config{URL: url}, nil)
-		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, ledger.ErrUnavailable) ||
+		// The caller's own time was up and nothing was done: that is the context's error alone, and no word about the store.
+		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ledger.ErrUnavailable) ||
 			!strings.Contains(err.Error(), "another migration") {
 			t.Errorf("with the lease taken: %v", err)
 		}

@@ -140,7 +140,8 @@ func Migrate[T any](ctx context.Context, db *DB[T]) error {
 	return nil
 }
 
-// migrateStep runs one idempotent statement, again where another migration does the same at the same time: the two can meet in the catalogue.
+// migrateStep runs one idempotent statement, again where another migration does the same at the same time: the two can meet in the catalogue,
+// over the table, its row type or the index behind either.
 func migrateStep(ctx context.Context, q querier, text string) error {
 	for n := 1; ; n++ {
 		_, err := q.exec(ctx, text)
@@ -148,7 +149,7 @@ func migrateStep(ctx context.Context, q querier, text string) error {
 			return err
 		}
 		switch sqlState(err) {
-		case "23505", "42P07", "40001", "40P01", "XX000":
+		case "23505", "42P07", "42710", "40001", "40P01", "XX000":
 			if !pause(ctx, n) {
 				return errors.Join(err, ctx.Err())
 			}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/idemd/idemd/clientlib"
 	"github.com/idemd/idemd/clientlib/sqlidem"
+	"github.com/idemd/idemd/ledger/sqlstore/pgtest"
 )
 
 func TestMigrateMayRunAnyNumberOfTimesAndAllAtOnce(t *testing.T) {
@@ -25,6 +26,24 @@ func TestMigrateMayRunAnyNumberOfTimesAndAllAtOnce(t *testing.T) {
 			s.migrate(t)
 			if _, err := s.do(t.Context(), ref("k"), asked("a"), nothing, sqlidem.Options{}); err != nil {
 				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestMigrationsThatMeetInTheCatalogue: whichever way another one got in first, the next try finds what it made.
+func TestMigrationsThatMeetInTheCatalogue(t *testing.T) {
+	for _, e := range engines {
+		t.Run(e.name, func(t *testing.T) {
+			t.Parallel()
+			proxy := pgtest.NewProxy(t, e.url(t))
+			codes := []string{"23505", "42P07", "42710", "40001", "40P01", "XX000"}
+			for _, code := range codes {
+				proxy.Arm(pgtest.FailBefore, "CREATE TABLE IF NOT EXISTS", code, 1)
+			}
+			openService(t, proxy.URL(), "pgx", sqlidem.Config{}).migrate(t)
+			if proxy.Hits() != len(codes) {
+				t.Errorf("%d faults happened, want %d", proxy.Hits(), len(codes))
 			}
 		})
 	}

@@ -219,8 +219,8 @@ func (m *migrator) state(ctx context.Context) (s schemaState, err error) {
 	return s, classify("migrate", reading, err)
 }
 
-// makeBooks makes the migrator's own two tables. Two that do so at once can meet in PostgreSQL's catalogue (23505, 42P07), and in any
-// engine's (40001): then the other one made it, or the next try does.
+// makeBooks makes the migrator's own two tables. Two that do so at once can meet in PostgreSQL's catalogue, where IF NOT EXISTS does not
+// help them: over the table (42P07), its row type (42710) or the index behind either (23505); and in any engine's (40001). Then the other one made it, or the next try does.
 func (m *migrator) makeBooks(ctx context.Context) error {
 	for _, text := range []string{
 		`CREATE TABLE IF NOT EXISTS idemd_schema (step INT8 NOT NULL PRIMARY KEY, name TEXT NOT NULL, needs INT8 NOT NULL, applied_at INT8 NOT NULL)`,
@@ -238,7 +238,7 @@ func (m *migrator) ddl(ctx context.Context, text string) error {
 	var err error
 	for range maxTries {
 		_, err = m.work.Exec(ctx, text)
-		if err == nil || !hasCode(err, "23505", "42P07", "40001", "40P01", "XX000") {
+		if err == nil || !hasCode(err, "23505", "42P07", "42710", "40001", "40P01", "XX000") {
 			break
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/idemd/idemd/ledger"
 	"github.com/idemd/idemd/ledger/sqlstore"
+	"github.com/idemd/idemd/ledger/sqlstore/pgtest"
 )
 
 func onEveryEmptyDatabase(t *testing.T, test func(t *testing.T, url string)) {
@@ -73,6 +74,24 @@ func TestManyMigrateAtOnce(t *testing.T) {
 		}
 		if len(times) != 5 {
 			t.Errorf("%d steps were applied", len(times))
+		}
+	})
+}
+
+// TestMigrationsThatMeetInTheCatalogue: whichever way another one got in first, the next try finds what it made.
+func TestMigrationsThatMeetInTheCatalogue(t *testing.T) {
+	onEveryEmptyDatabase(t, func(t *testing.T, url string) {
+		proxy := pgtest.NewProxy(t, url)
+		codes := []string{"23505", "42P07", "42710", "40001", "40P01", "XX000"}
+		for _, code := range codes {
+			proxy.Arm(pgtest.FailBefore, "CREATE TABLE IF NOT EXISTS idemd_schema", code, 1)
+			proxy.Arm(pgtest.FailBefore, "CREATE TABLE IF NOT EXISTS idemd_migrator", code, 1)
+		}
+		if err := sqlstore.Migrate(t.Context(), sqlstore.Config{URL: proxy.URL()}, nil); err != nil {
+			t.Error(err)
+		}
+		if proxy.Hits() != 2*len(codes) {
+			t.Errorf("%d faults happened, want %d", proxy.Hits(), 2*len(codes))
 		}
 	})
 }

@@ -206,7 +206,7 @@ func moment() <-chan time.Time { return time.After(rand.N(60 * time.Millisecond)
 
 func kills(t *testing.T) int {
 	if testing.Short() {
-		t.Skip("kills processes for a while")
+		t.Skip("skipped: it kills processes for a while; go test without -short runs it")
 	}
 	if given := os.Getenv(killsVariable); given != "" {
 		return must(strconv.Atoi(given))

@@ -125,7 +125,7 @@ func kill(t *testing.T, cmd *exec.Cmd) {
 
 func TestDispatchersKilledAtRandomMomentsLoseNothingAndKeepTheOrder(t *testing.T) {
 	if testing.Short() {
-		t.Skip("kills processes for some seconds")
+		t.Skip("skipped: it kills processes for some seconds; go test without -short runs it")
 	}
 	t.Parallel()
 	kills := 15

@@ -5,13 +5,10 @@ import (
 	"fmt"
 	"net/url"
 	"os"
-	"os/exec"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/cockroach-go/v2/testserver"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/idemd/idemd/ledger"
@@ -21,7 +18,6 @@ import (
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	cockroach.stop()
 	pgtest.Stop()
 	os.Exit(code)
 }
@@ -32,7 +28,7 @@ var engines = []struct {
 	url  func(testing.TB) string // a fresh database
 }{
 	{"PostgreSQL", func(t testing.TB) string { return pgtest.URL(t) }},
-	{"CockroachDB", func(t testing.TB) string { return cockroach.url(t) }},
+	{"CockroachDB", func(t testing.TB) string { return pgtest.CockroachURL(t) }},
 }
 
 func onEveryEngine(t *testing.T, test func(*testing.T, *database)) {
@@ -41,45 +37,6 @@ func onEveryEngine(t *testing.T, test func(*testing.T, *database)) {
 			t.Parallel()
 			test(t, newDatabase(t, e.url(t)))
 		})
-	}
-}
-
-// cockroach is the CockroachDB that all tests share. It is only ever started from a binary that is there already.
-var cockroach cockroachServer
-
-type cockroachServer struct {
-	once      sync.Once
-	server    testserver.TestServer
-	err       error
-	databases atomic.Int64
-}
-
-func (c *cockroachServer) url(t testing.TB) string {
-	t.Helper()
-	binary := os.Getenv("COCKROACH_BINARY")
-	if binary == "" {
-		binary, _ = exec.LookPath("cockroach")
-	}
-	if binary == "" {
-		t.Skip("SKIPPED, NOT TESTED ON COCKROACHDB: set COCKROACH_BINARY to a cockroach 21.1 or later, or put one in PATH, and run this again")
-	}
-	c.once.Do(func() {
-		// With the path given, testserver does not go and fetch one.
-		c.server, c.err = testserver.NewTestServer(testserver.CockroachBinaryPathOpt(binary), testserver.SetStoreMemSizeOpt(0.1))
-	})
-	if c.err != nil {
-		t.Fatalf("starting CockroachDB: %v", c.err)
-	}
-	name := fmt.Sprintf("test_%d", c.databases.Add(1))
-	u := *c.server.PGURL()
-	execute(t, u.String(), "CREATE DATABASE "+name)
-	u.Path = "/" + name
-	return u.String()
-}
-
-func (c *cockroachServer) stop() {
-	if c.server != nil {
-		c.server.Stop()
 	}
 }
 

@@ -28,7 +28,9 @@ type play struct {
 	keys    int
 	clients int
 	steps   int // of each client
-	limit   int8
+	// pace is how long a client may rest between two steps, where what goes wrong takes longer than calls do.
+	pace  time.Duration
+	limit int8
 	// lapse ends all leases; nil: no lease ever ends.
 	lapse func(context.Context) error
 	// weather makes things go wrong until its context ends; nil: nothing does.
@@ -64,6 +66,9 @@ func (p play) record(t testing.TB, seed uint64) *history {
 		clients.Go(func() {
 			for range p.steps {
 				c.step(ctx)
+				if p.pace > 0 {
+					pass(ctx, time.Duration(c.rng.Int64N(int64(p.pace))))
+				}
 			}
 		})
 	}

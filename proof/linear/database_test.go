@@ -4,14 +4,9 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"os/exec"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/cockroach-go/v2/testserver"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/idemd/idemd/ledger/sqlstore"
@@ -20,14 +15,16 @@ import (
 
 // database is a migrated database whose clock runs, and can be set ahead for all daemons at once.
 type database struct {
-	url       string
+	// urls are the ways to it, one for each of its nodes.
+	urls      []string
 	clockSQL  string
 	cockroach bool
 	ahead     time.Duration
 }
 
-func prepare(t testing.TB, url string) *database {
+func prepare(t testing.TB, urls ...string) *database {
 	t.Helper()
+	url := urls[0]
 	if err := sqlstore.Migrate(t.Context(), sqlstore.Config{URL: url}, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +33,7 @@ func prepare(t testing.TB, url string) *database {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close(context.Background()) }()
-	d := &database{url: url, cockroach: conn.PgConn().ParameterStatus("crdb_version") != ""}
+	d := &database{urls: urls, cockroach: conn.PgConn().ParameterStatus("crdb_version") != ""}
 	d.clockSQL = "((extract(epoch FROM clock_timestamp()) * 1000000)::INT8 + (SELECT ahead_us FROM proof_clock))"
 	setUp := []string{"CREATE TABLE proof_clock (ahead_us INT8 NOT NULL)", "INSERT INTO proof_clock VALUES (0)"}
 	if !d.cockroach {
@@ -67,7 +64,7 @@ func (d *database) lapse(ctx context.Context) error {
 }
 
 func (d *database) execute(ctx context.Context, text string) error {
-	conn, err := pgx.Connect(ctx, d.url)
+	conn, err := pgx.Connect(ctx, d.urls[0])
 	if err != nil {
 		return err
 	}
@@ -80,15 +77,21 @@ func (d *database) execute(ctx context.Context, text string) error {
 func (d *database) daemons(t testing.TB, n int) (daemons []daemon, proxies []*pgtest.Proxy) {
 	t.Helper()
 	for range n {
-		proxy := pgtest.NewProxy(t, d.url)
-		store, err := sqlstore.Open(t.Context(), sqlstore.Config{URL: proxy.URL(), ClockSQL: d.clockSQL, MaxConns: 4, ConnectTimeout: time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = store.Close() })
-		daemons, proxies = append(daemons, open(t, store)), append(proxies, proxy)
+		proxy := pgtest.NewProxy(t, d.urls[0])
+		daemons, proxies = append(daemons, d.daemon(t, proxy.URL())), append(proxies, proxy)
 	}
 	return daemons, proxies
+}
+
+// daemon starts one that goes to the database by a URL.
+func (d *database) daemon(t testing.TB, url string) daemon {
+	t.Helper()
+	store, err := sqlstore.Open(t.Context(), sqlstore.Config{URL: url, ClockSQL: d.clockSQL, MaxConns: 4, ConnectTimeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	return open(t, store)
 }
 
 // sqlStates are what a database may say of a statement that it will not finish: conflicts, of which nothing is left; an outcome that the
@@ -121,7 +124,7 @@ func badWeather(proxies []*pgtest.Proxy, stall func(context.Context, time.Durati
 
 // stall holds every write up for a while.
 func (d *database) stall(ctx context.Context, length time.Duration) {
-	conn, err := pgx.Connect(ctx, d.url)
+	conn, err := pgx.Connect(ctx, d.urls[0])
 	if err != nil {
 		return
 	}
@@ -138,7 +141,7 @@ func TestDaemonsOnPostgreSQLUnderFaults(t *testing.T) {
 
 func TestDaemonsOnCockroachDBUnderFaults(t *testing.T) {
 	t.Parallel()
-	underFaults(t, 2, func() *database { return prepare(t, cockroach.url(t)) })
+	underFaults(t, 2, func() *database { return prepare(t, pgtest.CockroachURL(t)) })
 }
 
 func underFaults(t *testing.T, n int, fresh func() *database) {
@@ -178,44 +181,37 @@ func TestThePostgreSQLIsKilled(t *testing.T) {
 	})
 }
 
-// cockroach is the CockroachDB that all tests share, started from a binary that is there already.
-var cockroach cockroachServer
-
-type cockroachServer struct {
-	once      sync.Once
-	server    testserver.TestServer
-	err       error
-	databases atomic.Int64
+// TestNodesOfCockroachDBAreKilled: a node is killed with SIGKILL and started again on its data, time and again, while as many daemons work as there
+// are nodes. Of three nodes two are enough, so the daemons go on by way of the others.
+func TestNodesOfCockroachDBAreKilled(t *testing.T) {
+	t.Parallel()
+	for _, nodes := range []int{1, 3} {
+		t.Run(fmt.Sprint(nodes, " nodes"), func(t *testing.T) {
+			t.Parallel()
+			cluster := pgtest.StartCluster(t, nodes)
+			d := prepare(t, cluster.URLs(t)...)
+			var daemons []daemon
+			for i := range max(nodes, 2) {
+				daemons = append(daemons, d.daemon(t, d.urls[i%nodes]))
+			}
+			seeds(t, 1, func(seed uint64) {
+				play{
+					daemons: daemons, keys: 20, clients: 12, steps: 50, pace: 200 * time.Millisecond, limit: fewRuns, deadlines: true, lapse: d.lapse,
+					weather: func(ctx context.Context, rng *rand.Rand) { killNodes(ctx, t, rng, cluster) },
+				}.run(t, seed)
+			})
+		})
+	}
 }
 
-func (c *cockroachServer) url(t testing.TB) string {
-	t.Helper()
-	binary := os.Getenv("COCKROACH_BINARY")
-	if binary == "" {
-		binary, _ = exec.LookPath("cockroach")
-	}
-	if binary == "" {
-		t.Skip("SKIPPED, NOT TESTED ON COCKROACHDB: set COCKROACH_BINARY to a cockroach 21.1 or later, or put one in PATH, and run this again")
-	}
-	c.once.Do(func() {
-		// With the path given, testserver does not go and fetch one.
-		c.server, c.err = testserver.NewTestServer(testserver.CockroachBinaryPathOpt(binary), testserver.SetStoreMemSizeOpt(0.1))
-	})
-	if c.err != nil {
-		t.Fatalf("starting CockroachDB: %v", c.err)
-	}
-	u := *c.server.PGURL()
-	name := fmt.Sprintf("proof_%d", c.databases.Add(1))
-	admin := database{url: u.String()}
-	if err := admin.execute(t.Context(), "CREATE DATABASE "+name); err != nil {
-		t.Fatal(err)
-	}
-	u.Path = "/" + name
-	return u.String()
-}
-
-func (c *cockroachServer) stop() {
-	if c.server != nil {
-		c.server.Stop()
+// killNodes kills one node after the other until the context ends, and at least one.
+func killNodes(ctx context.Context, t *testing.T, rng *rand.Rand, cluster *pgtest.Cluster) {
+	for kills := 0; kills == 0 || ctx.Err() == nil; kills++ {
+		n := rng.IntN(cluster.Nodes())
+		pass(ctx, time.Duration(rng.IntN(1500))*time.Millisecond)
+		cluster.Kill(t, n)
+		pass(ctx, time.Duration(rng.IntN(1000))*time.Millisecond)
+		cluster.Restart(t, n)
+		count("node of CockroachDB killed", 1)
 	}
 }

@@ -12,7 +12,6 @@ import (
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	cockroach.stop()
 	pgtest.Stop()
 	if program.dir != "" {
 		_ = os.RemoveAll(program.dir)

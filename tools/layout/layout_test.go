@@ -25,7 +25,7 @@ var allowed = map[string][]string{
 	"ledger/storetest":       {"ledger", "pgregory.net/rapid"},
 	"ledger/sqlitestore":     {"ledger", "modernc.org/sqlite/...", "golang.org/x/sys/..."},
 	"ledger/sqlstore":        {"ledger", "github.com/jackc/pgx/v5/...", "github.com/cockroachdb/cockroach-go/v2/crdb/..."},
-	"ledger/sqlstore/pgtest": {"github.com/jackc/pgx/v5/..."},
+	"ledger/sqlstore/pgtest": {"github.com/jackc/pgx/v5/...", "github.com/cockroachdb/cockroach-go/v2/testserver"},
 	"server": {
 		"ledger", "gen/...", "google.golang.org/...", "buf.build/go/protovalidate", "buf.build/gen/go/...",
 		"github.com/grpc-ecosystem/go-grpc-middleware/...", "github.com/prometheus/...", "go.opentelemetry.io/...", "github.com/google/uuid",
@@ -47,7 +47,7 @@ var allowed = map[string][]string{
 	"clientlib/webhook/sqlreceipts":        {"clientlib", "clientlib/fingerprint", "clientlib/sqlidem/inbox", "clientlib/webhook"},
 	"clientlib/sqlidem/outbox":             {"clientlib/sqlidem/internal/sqldb", "github.com/jackc/pgx/v5/...", "github.com/google/uuid"},
 	"clientlib/sqlidem/internal/sqldb":     {"github.com/jackc/pgx/v5/..."},
-	"clientlib/sqlidem/internal/sqldbtest": {"ledger/sqlstore/pgtest", "github.com/jackc/pgx/v5/...", "github.com/cockroachdb/cockroach-go/v2/testserver"},
+	"clientlib/sqlidem/internal/sqldbtest": {"ledger/sqlstore/pgtest", "github.com/jackc/pgx/v5/..."},
 	"cmd/idemd":                            {"..."},
 	"proof/linear":                         {},
 	"proof/sim":                            {},

@@ -35,6 +35,9 @@ func serverAttributes() *syscall.SysProcAttr {
 	return attr
 }
 
+// diesWithTest is for a server that may run as whoever runs the tests.
+func diesWithTest() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
+
 func ownByServerUser(path string) error {
 	if uid, gid, needed := serverUser(); needed {
 		return os.Chown(path, int(uid), int(gid))

@@ -6,6 +6,8 @@
 //
 //	func TestMain(m *testing.M) { pgtest.Main(m) }
 //
+// [CockroachURL] and [StartCluster] do the same with a CockroachDB, where there is a binary.
+//
 // [NewProxy] stands between a client and a server and loses or falsifies replies at a chosen statement.
 package pgtest
 
@@ -40,8 +42,11 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Stop stops the shared server, if one was started.
+// Stop stops the shared servers, if any were started.
 func Stop() {
+	if sharedCockroach.server != nil {
+		sharedCockroach.server.Stop()
+	}
 	if shared.server != nil {
 		shared.server.close()
 	}

@@ -137,6 +137,8 @@ func serverCommand(program string, args ...string) *exec.Cmd {
 // process is one run of a server program. It dies with the test process.
 type process struct {
 	program string
+	// attributes are those of the command; nil: as the user that PostgreSQL's server runs as.
+	attributes func() *syscall.SysProcAttr
 
 	mu   sync.Mutex
 	cmd  *exec.Cmd
@@ -146,6 +148,9 @@ type process struct {
 
 func (p *process) start(args []string) error {
 	cmd := serverCommand(p.program, args...)
+	if p.attributes != nil {
+		cmd.SysProcAttr = p.attributes()
+	}
 	log := &lockedBuffer{}
 	cmd.Stdout, cmd.Stderr = log, log
 	over, started := make(chan struct{}), make(chan error, 1)
@@ -213,13 +218,18 @@ func (p *process) stop() {
 	}
 }
 
-func (p *process) kill() error {
+// kill ends PostgreSQL by its own power cut: every process of it ends at once, without a checkpoint. SIGKILL would leave backends behind.
+func (p *process) kill() error { return p.end(syscall.SIGQUIT) }
+
+// killHard ends a server that is one process.
+func (p *process) killHard() error { return p.end(syscall.SIGKILL) }
+
+func (p *process) end(by syscall.Signal) error {
 	cmd, over := p.current()
 	if !p.running() {
 		return errors.New("not running")
 	}
-	// SIGQUIT is PostgreSQL's own power cut: every process of it ends at once, without a checkpoint. SIGKILL would leave backends behind.
-	if err := cmd.Process.Signal(syscall.SIGQUIT); err != nil {
+	if err := cmd.Process.Signal(by); err != nil {
 		return err
 	}
 	<-over

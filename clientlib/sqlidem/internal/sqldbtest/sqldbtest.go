@@ -5,16 +5,10 @@ package sqldbtest
 import (
 	"context"
 	"database/sql"
-	"fmt"
 	"os"
-	"os/exec"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/cockroach-go/v2/testserver"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib" // database/sql's driver "pgx"
 
@@ -24,7 +18,6 @@ import (
 // Main runs the tests of a package, stops the servers and exits.
 func Main(m *testing.M) {
 	code := m.Run()
-	cockroach.stop()
 	pgtest.Stop()
 	os.Exit(code)
 }
@@ -48,7 +41,7 @@ func OnEveryEngine(t *testing.T, test func(*testing.T, *Database)) {
 	})
 	t.Run("CockroachDB", func(t *testing.T) {
 		t.Parallel()
-		test(t, open(t, cockroach.url(t)))
+		test(t, open(t, pgtest.CockroachURL(t)))
 	})
 }
 
@@ -136,52 +129,5 @@ func Await(t testing.TB, what string, holds func() bool) {
 		case <-limit.C:
 			t.Fatalf("still not so after %v: %s", awaitLimit, what)
 		}
-	}
-}
-
-// cockroach is the CockroachDB that all tests of a process share. It is only ever started from a binary that is there already.
-var cockroach cockroachServer
-
-type cockroachServer struct {
-	once      sync.Once
-	server    testserver.TestServer
-	err       error
-	databases atomic.Int64
-}
-
-func (c *cockroachServer) url(t testing.TB) string {
-	t.Helper()
-	binary := os.Getenv("COCKROACH_BINARY")
-	if binary == "" {
-		binary, _ = exec.LookPath("cockroach")
-	}
-	if binary == "" {
-		t.Skip("SKIPPED, NOT TESTED ON COCKROACHDB: set COCKROACH_BINARY to a cockroach 21.1 or later, or put one in PATH, and run this again")
-	}
-	c.once.Do(func() {
-		// With the path given, testserver does not go and fetch one.
-		c.server, c.err = testserver.NewTestServer(testserver.CockroachBinaryPathOpt(binary), testserver.SetStoreMemSizeOpt(0.1))
-	})
-	if c.err != nil {
-		t.Fatalf("starting CockroachDB: %v", c.err)
-	}
-	ctx := context.Background()
-	name := fmt.Sprintf("test_%d", c.databases.Add(1))
-	u := *c.server.PGURL()
-	conn, err := pgx.Connect(ctx, u.String())
-	if err != nil {
-		t.Fatalf("connecting: %v", err)
-	}
-	defer func() { _ = conn.Close(ctx) }()
-	if _, err := conn.Exec(ctx, "CREATE DATABASE "+name); err != nil {
-		t.Fatal(err)
-	}
-	u.Path = "/" + name
-	return u.String()
-}
-
-func (c *cockroachServer) stop() {
-	if c.server != nil {
-		c.server.Stop()
 	}
 }

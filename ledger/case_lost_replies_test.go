@@ -121,6 +121,60 @@ func TestEveryCallSurvivesAnUnknownOutcome(t *testing.T) {
 	}
 }
 
+// TestALateRenewalShortensNothing: a renewal whose outcome is unknown lands when the holder has long been told of a longer lease. Nobody else is
+// granted before the time that it was told (G1). A resent Begin is such a renewal too.
+func TestALateRenewalShortensNothing(t *testing.T) {
+	t.Parallel()
+	short := quick().Lease
+	renewals := map[string]func(*bench, claim) error{
+		"Extend": func(b *bench, c claim) error {
+			_, err := b.ledger.Extend(t.Context(), ledger.Caller{}, ledger.ExtendRequest{Ref: c.ref, Token: c.Token, Lease: short})
+			return err
+		},
+		"Begin": func(b *bench, c claim) error {
+			r := b.beginRequest("k", "a1")
+			r.Lease = short
+			_, err := b.ledger.Begin(t.Context(), ledger.Caller{}, r)
+			return err
+		},
+	}
+	for name, renew := range renewals {
+		b := newBench(t)
+		b.policy(quick())
+		c := b.begin("k", "a1")
+		// Its write lands late, and then the store is away, so that the call ends with nothing known.
+		late := false
+		b.faulty.Plan(func(call storetest.Call) storetest.Fault {
+			switch {
+			case late:
+				return storetest.Fault{Kind: storetest.Refuse}
+			case call.Write != nil && call.Write.Extend != nil:
+				late = true
+				return storetest.Fault{Kind: storetest.Late}
+			default:
+				return storetest.Fault{}
+			}
+		})
+		b.wantReason(renew(b, c), ledger.ReasonStoreUnavailable)
+		b.faulty.Plan(nil)
+		long, err := b.ledger.Extend(t.Context(), ledger.Caller{}, ledger.ExtendRequest{Ref: c.ref, Token: c.Token, Lease: 10 * short})
+		b.must(err)
+		b.clock.Advance(short)
+		revision := b.row("k").Revision
+		if b.faulty.Land(t.Context()); b.row("k").Revision != revision+1 {
+			t.Errorf("%s: the late write did not land", name)
+		}
+		b.clock.Advance(long.LeaseUntil.Sub(b.clock.Now()) - time.Microsecond)
+		if r, err := b.tryBegin("k", "b1"); err != nil || r.InProgress == nil {
+			t.Errorf("%s: before the end of the lease that its holder was told, another is told %+v %v", name, r, err)
+		}
+		b.clock.Advance(time.Microsecond)
+		if c := b.begin("k", "b1"); c.Attempt != 2 {
+			t.Errorf("%s: at the end of the lease another is granted %+v", name, c.Grant)
+		}
+	}
+}
+
 // C11 for ever: the outcome stays unknown until the tries are used up. The caller is told so, and may resend.
 func TestC11_AnOutcomeThatStaysUnknown(t *testing.T) {
 	t.Parallel()

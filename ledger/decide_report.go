@@ -193,7 +193,9 @@ func Speculate(req Request, env Env) *Write {
 	return nil
 }
 
-// tell returns the lease as its holder is told: until when, and how long from the write on.
+// tellLease returns the lease as its holder is told: until when, and how long from the write on. Both are the row's, which can be more than
+// was asked for: a renewal does not shorten.
 func tellLease(s Stamps, margin time.Duration) (until Time, length time.Duration) {
-	return s.LeaseUntil.Add(-2 * margin), max(s.Lease-margin, 0)
+	until = s.LeaseUntil.Add(-2 * margin)
+	return until, max(until.Sub(s.Now), 0)
 }

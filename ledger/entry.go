@@ -113,10 +113,10 @@ type Attempt struct {
 	RecoverOnly bool
 	// OnCredit: it was granted on an operator's release.
 	OnCredit bool
-	// Lease is the length that the claim was last given, without any clock margin.
+	// Lease is the length of the lease that LeaseUntil ends, without any clock margin.
 	Lease   time.Duration
 	BeganAt Time
-	// LeaseUntil is when others may take over: the lease and the store's clock margin after the last renewal.
+	// LeaseUntil is when others may take over: the lease and the store's clock margin after the grant or a renewal, whichever ends last.
 	LeaseUntil Time
 	EndedAt    Time
 	Ended      Ended

@@ -21,6 +21,10 @@ func (h *history) checkStep(before *ledger.Entry, condition ledger.Condition, re
 	}
 	h.check(after.Terms.Retention >= before.Terms.Retention && after.Terms.Tombstone >= before.Terms.Tombstone, "a promise was shortened")
 	h.check(after.Terms.Bound == before.Terms.Bound, "the entry changed hands")
+	if v.Write != nil && v.Write.Extend != nil {
+		h.check(after.Last.LeaseUntil >= before.Last.LeaseUntil, "the lease until %s was shortened to %s", at(before.Last.LeaseUntil), at(after.Last.LeaseUntil))
+		h.check(after.DueAt >= before.DueAt, "extended, and due at %s instead of %s", at(after.DueAt), at(before.DueAt))
+	}
 	h.checkAnswer(before, after, condition, req)
 	h.checkDoubt(before, after, req)
 	h.checkHistory(before, after)

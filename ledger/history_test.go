@@ -119,7 +119,7 @@ func (h *history) request() ledger.Request {
 		r.Report = ledger.ReportDigest(r.Response, r.Failure)
 		return r
 	case 9, 10:
-		r := ledger.ExtendDecision{Scope: h.scope}
+		r := ledger.ExtendDecision{Scope: h.scope, Lease: seconds(h.t, "new lease", 0, 40)}
 		r.Claim, r.Issued = h.claim()
 		return r
 	case 11:

@@ -111,16 +111,16 @@ func resultOf(attempt int32, s Stamps) ReportResult {
 type ExtendRequest struct {
 	Ref   Ref
 	Token []byte
-	Lease time.Duration // 0: as long as before
+	Lease time.Duration // 0: as long as the lease that stands was given
 }
 
-// ExtendResult is the renewed lease, as in [Grant].
+// ExtendResult is the lease as it is now, told as in [Grant].
 type ExtendResult struct {
 	LeaseUntil Time
 	Lease      time.Duration
 }
 
-// Extend renews a claim from now. It refuses with the INVALID_… reasons, PERMISSION_DENIED, ENTRY_NOT_FOUND, CLAIM_LOST, ALREADY_SETTLED, EXPIRED and
+// Extend renews a claim from now. A lease that already lasts longer stays, and the result says so. It refuses with the INVALID_… reasons, PERMISSION_DENIED, ENTRY_NOT_FOUND, CLAIM_LOST, ALREADY_SETTLED, EXPIRED and
 // STORE_UNAVAILABLE.
 func (l *Ledger) Extend(ctx context.Context, caller Caller, r ExtendRequest) (ExtendResult, error) {
 	if refusal := r.Ref.Validate(); refusal != nil {

@@ -121,6 +121,7 @@ var extraRules = map[string]string{
 	"every instant has one owner":                                     "rule-instants",
 	"erasing keeps a tombstone":                                       "rule-erasing",
 	"several clocks: shorter for the holder, later for the others":    "rule-margin",
+	"a renewal never shortens a lease":                                "rule-renewal",
 }
 
 // TestScriptsProveEveryRule fails when a rule under the table is marked in no script, or a script marks one that is not listed.

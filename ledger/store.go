@@ -109,9 +109,9 @@ type Settle struct {
 	Tombstone time.Duration
 }
 
-// Extend renews the current attempt's lease from the moment of the write. What it does to a row is [Entry.Extended].
+// Extend renews the current attempt's lease from the moment of the write, and never shortens it. What it does to a row is [Entry.Extended].
 type Extend struct {
-	// Lease is the new length; 0: the attempt's own.
+	// Lease is the length asked for; 0: the attempt's own.
 	Lease time.Duration
 	// Margin is added to when others may take over.
 	Margin time.Duration
@@ -248,13 +248,21 @@ func (e *Entry) Settled(s Settle, now Time) *Entry {
 }
 
 // Extended returns e as it stands after x was applied at now. It is what every store does for an Extend write.
+//
+// A lease that already lasts longer stays, with its length: an Extend of unknown outcome can land after a later one, and must not take back
+// what the holder was told meanwhile. What lasts longer than its own length from now was given by a clock that has been set back since, and is
+// cut to that length: otherwise a claim could not get out of a year that never was.
 func (e *Entry) Extended(x Extend, now Time) *Entry {
 	c := e.Clone()
 	c.Revision++
-	if x.Lease > 0 {
-		c.Last.Lease = x.Lease
+	lease := x.Lease
+	if lease == 0 {
+		lease = e.Last.Lease
 	}
-	c.Last.LeaseUntil = now.Add(c.Last.Lease + x.Margin)
+	c.Last.LeaseUntil = min(e.Last.LeaseUntil, now.Add(e.Last.Lease+x.Margin))
+	if until := now.Add(lease + x.Margin); until >= c.Last.LeaseUntil {
+		c.Last.Lease, c.Last.LeaseUntil = lease, until
+	}
 	c.DueAt = c.lapseAfter(c.Last.LeaseUntil.Add(c.Terms.Retention))
 	return c
 }

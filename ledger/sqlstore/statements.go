@@ -184,10 +184,13 @@ func (s *statements) giveUpEntry(e engine) string {
 
 // extendEntry is [ledger.Entry.Extended]. Parameters after the claim's: lease, margin.
 func (s *statements) extendEntry(e engine) string {
-	lease := "CASE WHEN $6::INT8 > 0 THEN $6::INT8 ELSE e.lease_ns END"
-	until := "t.now + (" + lease + " + $7::INT8) " + e.divide() + " 1000"
+	fromNow := func(lease string) string { return "t.now + (" + lease + " + $7::INT8) " + e.divide() + " 1000" }
+	asked := "CASE WHEN $6::INT8 > 0 THEN $6::INT8 ELSE e.lease_ns END"
+	standing := "LEAST(e.lease_until, " + fromNow("e.lease_ns") + ")"
+	until := "GREATEST(" + standing + ", " + fromNow(asked) + ")"
 	lapse := until + " + e.retention_ns " + e.divide() + " 1000"
-	sets := "lease_ns = " + lease + ", lease_until = " + until + ",\ndue_at = " + lapseAfter(lapse)
+	sets := "lease_ns = CASE WHEN " + fromNow(asked) + " >= " + standing + " THEN " + asked + " ELSE e.lease_ns END,\nlease_until = " + until +
+		",\ndue_at = " + lapseAfter(lapse)
 	ctes, update := s.claimUpdate(sets)
 	return "/* idemd:extend */ " + with(ctes) + update + "\nRETURNING " + stamps("e.")
 }

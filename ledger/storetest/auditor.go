@@ -29,8 +29,8 @@ type audited struct {
 	// answerUntil is until when the answer must be replayed, keepUntil until when the row must be there.
 	answerUntil ledger.Time
 	keepUntil   ledger.Time
-	// unsure: a write of unknown outcome may still land. An extension among them is guarded by its claim alone and counts from when it
-	// lands, so it can shorten a lease that was renewed since; the ends of leases prove nothing then.
+	// unsure: a write of unknown outcome may still land. A report among them is guarded by its claim alone and ends a lease that was renewed
+	// since; then the row need not be kept for as long as that lease would have it.
 	unsure bool
 	// row is the row as last seen.
 	row *ledger.Entry
@@ -154,11 +154,16 @@ func (a *auditor) granted(key string, r ledger.BeginRequest, g *ledger.Grant, te
 	case attempt.lost:
 		a.complain(key, "attempt %d lost its claim, and was told that it has it", g.Attempt)
 	}
-	e.renewed(attempt, g.LeaseUntil, now)
+	a.renewed(key, g.Attempt, g.LeaseUntil, now)
 }
 
-// renewed notes a lease that was told. It can be shorter than what is left of the one before.
-func (e *audited) renewed(attempt *auditedAttempt, until, now ledger.Time) {
+// renewed notes a lease that was told. A holder that was told another one before may still go by that.
+func (a *auditor) renewed(key string, number int32, until, now ledger.Time) {
+	e := a.entry(key)
+	attempt := e.attempts[number]
+	if until < attempt.leaseUntil {
+		a.complain(key, "attempt %d was told that its lease lasts until %d, and then until %d", number, attempt.leaseUntil, until)
+	}
 	attempt.leaseUntil = until
 	if e.unsure {
 		until = now
@@ -199,7 +204,7 @@ func (a *auditor) newGrant(key string, e *audited, r ledger.BeginRequest, g *led
 			a.complain(key, "attempt id %d was granted attempt %d and attempt %d", other.id[15], number, g.Attempt)
 		case number > g.Attempt:
 			a.complain(key, "attempt %d was granted after attempt %d", g.Attempt, number)
-		case !other.ended && !e.unsure && now < other.leaseUntil:
+		case !other.ended && now < other.leaseUntil:
 			a.complain(key, "attempt %d was granted at %d while attempt %d had its claim until %d", g.Attempt, now, number, other.leaseUntil)
 		}
 		doubt = doubt || other.mode == ledger.Run && !other.accounted
@@ -305,7 +310,7 @@ func (a *auditor) extended(key string, g *ledger.Grant, told answer, now ledger.
 	case result.LeaseUntil <= now:
 		a.complain(key, "attempt %d extended its claim at %d until %d", g.Attempt, now, result.LeaseUntil)
 	}
-	e.renewed(attempt, result.LeaseUntil, now)
+	a.renewed(key, g.Attempt, result.LeaseUntil, now)
 }
 
 // resolved takes in what an operator's decision was told.

@@ -189,6 +189,18 @@ func auditedSettlements() []auditorCase {
 			x.grant(2, afterAbandoned(x.grantOf(2)))
 			x.extended(auditedKey, first, answer{ledger.ExtendResult{LeaseUntil: x.now + 1}, nil}, x.now)
 		}},
+		{"was told that its lease lasts until", func(x *told) {
+			first := x.grantOf(1)
+			x.grant(1, first)
+			x.extended(auditedKey, first, answer{ledger.ExtendResult{LeaseUntil: first.LeaseUntil - 1}, nil}, x.now)
+		}},
+		{"had its claim until", func(x *told) {
+			first := x.grantOf(1)
+			x.grant(1, first)
+			x.mayLandLate(auditedKey, x.now)
+			x.pass(time.Second)
+			x.grant(2, afterAbandoned(x.grantOf(2)))
+		}},
 		{"had its claim until", func(x *told) {
 			first := x.grantOf(1)
 			x.grant(1, first)

@@ -297,7 +297,7 @@ func otherDefects() []defect {
 			"of 64 that put a row at once one does, and all others see its row afterwards",
 			"of many that write over the same revision one does, round after round",
 			"of many that settle one claim at once one does, and every extension came before it",
-			"extensions at once all go through, each with a revision of its own",
+			"extensions at once all go through, each with a revision of its own, and the longest stands",
 			"a takeover and the holder's report at once: one of them is refused",
 			"reads and guarded writes at once are linearizable",
 		}},

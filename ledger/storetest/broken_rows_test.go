@@ -114,6 +114,23 @@ func extendDefects() []defect {
 		{"extends from the end of the lease", extending(func(before, row *ledger.Entry, _ *ledger.Extend, _ ledger.Time) {
 			row.Last.LeaseUntil = before.Last.LeaseUntil.Add(row.Last.Lease)
 		}), []string{"an extension of a claim whose lease is over starts from the write"}},
+		{"lets the last extension win", extending(func(_, row *ledger.Entry, x *ledger.Extend, now ledger.Time) {
+			if x.Lease > 0 {
+				row.Last.Lease = x.Lease
+			}
+			row.Last.LeaseUntil = now.Add(row.Last.Lease + x.Margin)
+		}), []string{
+			"an extension never shortens a lease, and one that would leaves the row as it is",
+			"extensions at once all go through, each with a revision of its own, and the longest stands",
+		}},
+		{"keeps the lease and takes the length", extending(func(_, row *ledger.Entry, x *ledger.Extend, _ ledger.Time) {
+			if x.Lease > 0 {
+				row.Last.Lease = x.Lease
+			}
+		}), []string{"an extension never shortens a lease, and one that would leaves the row as it is"}},
+		{"keeps a lease from a time that never was", extending(func(before, row *ledger.Entry, _ *ledger.Extend, _ ledger.Time) {
+			row.Last.LeaseUntil = max(before.Last.LeaseUntil, row.Last.LeaseUntil)
+		}), []string{"a lease that no clock since can have given is cut to its own length"}},
 		{"leaves the due time where it was", extending(func(before, row *ledger.Entry, _ *ledger.Extend, _ ledger.Time) {
 			row.DueAt = before.DueAt
 		}), []string{"pages by due time follow a row whose due time was moved"}},

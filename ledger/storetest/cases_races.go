@@ -16,7 +16,7 @@ func raceCases() []testCase {
 		{"of 64 that put a row at once one does, and all others see its row afterwards", freshRace},
 		{"of many that write over the same revision one does, round after round", revisionRace},
 		{"of many that settle one claim at once one does, and every extension came before it", settleRace},
-		{"extensions at once all go through, each with a revision of its own", extendRace},
+		{"extensions at once all go through, each with a revision of its own, and the longest stands", extendRace},
 		{"a takeover and the holder's report at once: one of them is refused", takeoverRace},
 		{"of writes to many rows at once, some of them refused, each is told its own outcome", mixedRace},
 		{"forgetting a row and writing over it at once: one of them is refused", forgetRace},
@@ -170,20 +170,23 @@ func extendRace(b *bench) {
 	for i := range writes {
 		writes[i] = ledger.Write{Scope: row.Scope, Guard: claimOf(row), Extend: &ledger.Extend{Lease: time.Duration(i+1) * time.Second}}
 	}
-	seen := map[int64]int{}
-	for i, written := range b.race(writes) {
-		revision := written.Stamps.Revision
-		if before, twice := seen[revision]; twice || !written.Applied || revision < 2 || revision > 17 {
-			b.Errorf("extension %d: applied %t at revision %d, which extension %d has too", i, written.Applied, revision, before)
+	written := b.race(writes)
+	order := make([]int, len(writes))
+	for i, w := range written {
+		revision := w.Stamps.Revision
+		if !w.Applied || revision < 2 || revision > 17 || order[revision-2] != 0 {
+			b.Fatalf("extension %d: applied %t at revision %d", i, w.Applied, revision)
 		}
-		if written.Stamps.Lease != time.Duration(i+1)*time.Second {
-			b.Errorf("extension %d was told the lease %v of another", i, written.Stamps.Lease)
-		}
-		seen[revision] = i
+		order[revision-2] = i + 1
 	}
-	last := seen[17]
-	if got := b.get(row.Scope); got.Revision != 17 || got.Last.Lease != time.Duration(last+1)*time.Second {
-		b.Errorf("extension %d was the last, the row has revision %d and lease %v", last, got.Revision, got.Last.Lease)
+	for _, i := range order {
+		row, _ = writes[i-1].Apply(row, b.Clock.Now())
+		if want := ledger.StampsOf(row, b.Clock.Now()); written[i-1].Stamps != want {
+			b.Errorf("extension %d was told\n%+v, want\n%+v", i-1, written[i-1].Stamps, want)
+		}
+	}
+	if got := b.get(row.Scope); got.Last.Lease != 16*time.Second || got.Last.LeaseUntil != b.Clock.Now().Add(16*time.Second) {
+		b.Errorf("the lease is %v until %d, want the longest", got.Last.Lease, got.Last.LeaseUntil)
 	}
 }
 

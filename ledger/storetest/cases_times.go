@@ -45,6 +45,8 @@ func timeCases() []testCase {
 		testCase{"an extension adds the margin to when others may take over, not to the lease", extensionMargin},
 		testCase{"an extension within reach of the hold is never due", extensionHeld},
 		testCase{"an extension of a claim whose lease is over starts from the write", extensionAfterLease},
+		testCase{"an extension never shortens a lease, and one that would leaves the row as it is", extensionThatWouldShorten},
+		testCase{"a lease that no clock since can have given is cut to its own length", extensionAfterClockSetBack},
 	)
 }
 
@@ -329,7 +331,7 @@ func givingUpKeepsTerms(b *bench) {
 func extends(b *bench) {
 	row := b.put(b.claim())
 	for _, x := range []struct{ lease, want time.Duration }{
-		{0, claimLease}, {time.Minute, time.Minute}, {0, time.Minute}, {time.Second, time.Second}, {0, time.Second},
+		{0, claimLease}, {time.Minute, time.Minute}, {0, time.Minute}, {time.Hour, time.Hour}, {0, time.Hour},
 	} {
 		b.Clock.Advance(500 * time.Millisecond)
 		now := b.Clock.Now()
@@ -385,5 +387,57 @@ func extensionAfterLease(b *bench) {
 	got := b.mustApply(ledger.Write{Scope: row.Scope, Guard: claimOf(row), Extend: &ledger.Extend{}})
 	if want := b.Clock.Now().Add(claimLease); got.Last.LeaseUntil != want {
 		b.Errorf("the lease ends at %d, want %d", got.Last.LeaseUntil, want)
+	}
+}
+
+// extensionThatWouldShorten: an Extend whose outcome was unknown lands behind a longer one. What the holder was told must stay true.
+func extensionThatWouldShorten(b *bench) {
+	row := b.put(b.claim())
+	extend := func(lease time.Duration) *ledger.Entry {
+		return b.mustApply(ledger.Write{
+			Scope: row.Scope, Guard: claimOf(row), Extend: &ledger.Extend{Lease: lease, Margin: 500 * time.Millisecond},
+		})
+	}
+	long := extend(10 * time.Minute)
+	for _, late := range []time.Duration{time.Second, claimLease, 9 * time.Minute} {
+		b.Clock.Advance(time.Second)
+		want := copyEntry(long)
+		want.Revision++
+		long = extend(late)
+		if diff := differences(want, long); diff != "" {
+			b.Errorf("extended by %v with more than that left: %s", late, diff)
+		}
+	}
+	// "As long as before" is as long as the lease that stands. And a holder that wants a shorter one has it once the longer one is used up.
+	b.Clock.Advance(time.Second)
+	if got, want := extend(0), b.Clock.Now().Add(10*time.Minute+500*time.Millisecond); got.Last.LeaseUntil != want {
+		b.Errorf("extended by the claim's own length until %d, want %d", got.Last.LeaseUntil, want)
+	}
+	for _, left := range []time.Duration{time.Minute + b.tick, time.Minute} {
+		b.Clock.Advance(b.get(row.Scope).Last.LeaseUntil.Sub(b.Clock.Now()) - left - 500*time.Millisecond)
+		want := 10 * time.Minute
+		if left == time.Minute {
+			want = time.Minute
+		}
+		if got := extend(time.Minute); got.Last.Lease != want || got.Last.LeaseUntil != b.Clock.Now().Add(left+500*time.Millisecond) {
+			b.Errorf("with %v left, extended by a minute: a lease of %v until %d", left, got.Last.Lease, got.Last.LeaseUntil)
+		}
+	}
+}
+
+// extensionAfterClockSetBack: the clock was a year ahead when the lease was given.
+func extensionAfterClockSetBack(b *bench) {
+	for _, x := range []struct{ lease, want time.Duration }{
+		{0, claimLease}, {time.Second, claimLease}, {time.Minute, time.Minute},
+	} {
+		e := b.claim()
+		e.Last.LeaseUntil = b.Clock.Now().Add(365 * 24 * time.Hour)
+		e.DueAt = e.Last.LeaseUntil.Add(claimRetention)
+		row := b.put(e)
+		got := b.mustApply(ledger.Write{Scope: row.Scope, Guard: claimOf(row), Extend: &ledger.Extend{Lease: x.lease}})
+		until := b.Clock.Now().Add(x.want)
+		if got.Last.Lease != x.want || got.Last.LeaseUntil != until || got.DueAt != until.Add(claimRetention) {
+			b.Errorf("extended by %v: a lease of %v until %d, due %d", x.lease, got.Last.Lease, got.Last.LeaseUntil, got.DueAt)
+		}
 	}
 }

@@ -13,17 +13,9 @@ import (
 )
 
 // storms draws faults for every call to a store: replies are lost before and after the write, writes land late, others get in between, and the
-// store is away. An extension never lands late: it is guarded by its claim alone and counts from when it lands, so that a second one would be
-// one more extension that nobody asked for (storetest.Histories has those).
+// store is away.
 func storms(seed uint64) storetest.Plan {
-	plan := storetest.Seeded(seed, storetest.Odds{Refuse: 0.02, Contend: 0.03, LoseReply: 0.06, LoseRequest: 0.04, Late: 0.05})
-	return func(c storetest.Call) storetest.Fault {
-		fault := plan(c)
-		if fault.Kind == storetest.Late && c.Write != nil && c.Write.Extend != nil {
-			fault.Kind = storetest.LoseReply
-		}
-		return fault
-	}
+	return storetest.Seeded(seed, storetest.Odds{Refuse: 0.02, Contend: 0.03, LoseReply: 0.06, LoseRequest: 0.04, Late: 0.05})
 }
 
 // faultyDaemons are daemons on one store, each with faults of its own.

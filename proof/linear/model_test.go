@@ -150,12 +150,19 @@ func (e entry) step(c call, t told, limit int8) (bool, entry) {
 func (e entry) pending() bool { return e.known && e.settled == 0 }
 func (e entry) live() bool    { return e.pending() && e.current && e.lease == running }
 
-// renewed is the lease that a call gives.
-func (e entry) renewed(c call) leaseState {
+// given is the lease that a call gives.
+func (e entry) given(c call) leaseState {
 	if e.lapses > c.lapses {
 		return runningOrOver
 	}
 	return running
+}
+
+// renew renews the lease. One that runs is never the shorter for it, however late the call had its effect.
+func (e *entry) renew(c call) {
+	if e.lease != running {
+		e.lease = e.given(c)
+	}
 }
 
 // attemptOf is the number of the attempt with that id, 0 if there is none, and whether it is the current one.
@@ -189,7 +196,7 @@ func (e entry) begin(c call, t told, limit int8) (bool, entry) {
 	case own != 0 && !current:
 		return refused("CLAIM_LOST")
 	case current:
-		e.lease = e.renewed(c)
+		e.renew(c)
 		return t.what == nobodyKnows || t.what == "granted" && (t.resumed || t.unsure > 0) && e.granted(c, t), e
 	case e.settled == retryable:
 		return e.grant(c, t)
@@ -215,7 +222,7 @@ func (e entry) grant(c call, t told) (bool, entry) {
 	if !c.recover {
 		e.runs++
 	}
-	e.settled, e.answer, e.current, e.lease, e.fresh = 0, said{}, true, e.renewed(c), false
+	e.settled, e.answer, e.current, e.lease, e.fresh = 0, said{}, true, e.given(c), false
 	return t.what == nobodyKnows || t.what == "granted" && (!t.resumed || t.unsure > 0) && e.granted(c, t), e
 }
 
@@ -294,7 +301,7 @@ func (e entry) extend(c call, t told) (bool, entry) {
 	case e.settled != 0:
 		want = "ALREADY_SETTLED"
 	default:
-		e.lease = e.renewed(c)
+		e.renew(c)
 	}
 	return t.what == want || t.what == nobodyKnows, e
 }

@@ -783,8 +783,8 @@ type ExtendRequest struct {
 	Ref *EntryRef `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
 	// The token of the claim. 1 to 64 bytes.
 	ClaimToken []byte `protobuf:"bytes,2,opt,name=claim_token,json=claimToken,proto3" json:"claim_token,omitempty"`
-	// How long the claim is to be exclusive from now. 1 s to 24 h. Unset or zero: as long as it was last given. The answer
-	// says what was granted.
+	// How long the claim is to be exclusive from now. 1 s to 24 h. Unset or zero: as long as the lease that stands was given.
+	// A shorter one takes hold once no more than that is left of the lease that stands. The answer says what holds.
 	Lease         *durationpb.Duration `protobuf:"bytes,3,opt,name=lease,proto3" json:"lease,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -841,7 +841,7 @@ func (x *ExtendRequest) GetLease() *durationpb.Duration {
 	return nil
 }
 
-// ExtendResponse says how long the claim is exclusive now.
+// ExtendResponse says how long the claim is exclusive now: as asked, or longer.
 type ExtendResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When the lease ends, by the store's clock.

@@ -72,7 +72,8 @@ type LedgerServiceClient interface {
 	Complete(ctx context.Context, in *CompleteRequest, opts ...grpc.CallOption) (*CompleteResponse, error)
 	// Fail reports that the work failed, and what that means for the next try. Refused as Complete is.
 	Fail(ctx context.Context, in *FailRequest, opts ...grpc.CallOption) (*FailResponse, error)
-	// Extend renews the lease of a claim: a heartbeat. It renews an expired lease too, if nobody took over.
+	// Extend renews the lease of a claim: a heartbeat. It renews an expired lease too, if nobody took over. It never makes a
+	// lease end sooner than the holder was told before, so that an Extend that was delayed on its way does no harm.
 	//
 	// Refused, beside what every call can be:
 	//   - FAILED_PRECONDITION, CLAIM_LOST: another attempt took over, the claim was given up, or the token was never issued:
@@ -190,7 +191,8 @@ type LedgerServiceServer interface {
 	Complete(context.Context, *CompleteRequest) (*CompleteResponse, error)
 	// Fail reports that the work failed, and what that means for the next try. Refused as Complete is.
 	Fail(context.Context, *FailRequest) (*FailResponse, error)
-	// Extend renews the lease of a claim: a heartbeat. It renews an expired lease too, if nobody took over.
+	// Extend renews the lease of a claim: a heartbeat. It renews an expired lease too, if nobody took over. It never makes a
+	// lease end sooner than the holder was told before, so that an Extend that was delayed on its way does no harm.
 	//
 	// Refused, beside what every call can be:
 	//   - FAILED_PRECONDITION, CLAIM_LOST: another attempt took over, the claim was given up, or the token was never issued:

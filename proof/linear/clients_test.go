@@ -40,10 +40,11 @@ type play struct {
 }
 
 // run plays it, and has every key's history checked.
-func (p play) run(t testing.TB, seed uint64) {
+func (p play) run(t testing.TB, seed uint64) *history {
 	t.Helper()
 	h := p.record(t, seed)
 	h.check(t, p.limit, seed)
+	return h
 }
 
 func (p play) record(t testing.TB, seed uint64) *history {

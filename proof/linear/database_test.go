@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net/url"
 	"testing"
 	"time"
 
@@ -24,11 +25,10 @@ type database struct {
 
 func prepare(t testing.TB, urls ...string) *database {
 	t.Helper()
-	url := urls[0]
-	if err := sqlstore.Migrate(t.Context(), sqlstore.Config{URL: url}, nil); err != nil {
+	if err := sqlstore.Migrate(t.Context(), sqlstore.Config{URL: urls[0]}, nil); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := pgx.Connect(t.Context(), url)
+	conn, err := pgx.Connect(t.Context(), urls[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,6 +45,26 @@ func prepare(t testing.TB, urls ...string) *database {
 		if _, err := conn.Exec(t.Context(), text); err != nil {
 			t.Fatal(err)
 		}
+	}
+	return d
+}
+
+// prepareForPrograms does the same for real daemons, whose clock's expression is their own: a clock_timestamp() of ours stands before the database's
+// in the search path.
+func prepareForPrograms(t testing.TB) *database {
+	t.Helper()
+	u, err := url.Parse(pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	query := u.Query()
+	query.Set("search_path", "public,pg_catalog")
+	u.RawQuery = query.Encode()
+	d := prepare(t, u.String())
+	err = d.execute(t.Context(), "CREATE FUNCTION public.clock_timestamp() RETURNS timestamptz LANGUAGE plpgsql VOLATILE AS "+
+		"'BEGIN RETURN pg_catalog.clock_timestamp() + (SELECT ahead_us FROM proof_clock) * interval ''1 microsecond''; END'")
+	if err != nil {
+		t.Fatal(err)
 	}
 	return d
 }

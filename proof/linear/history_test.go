@@ -71,8 +71,26 @@ func (h *history) lapsed(client int, called int64) {
 	}
 }
 
+// takeovers is how many claims were granted over one of which nobody had reported anything: its lease was over.
+func (h *history) takeovers() (n int) {
+	for _, ops := range h.ops {
+		reported := map[int8]bool{}
+		for _, op := range ops {
+			if c := op.Input.(call); c.kind == tell {
+				reported[c.attempt] = true
+			}
+		}
+		for _, op := range ops {
+			if t := op.Output.(told); t.what == "granted" && t.attempt > 1 && !t.resumed && !reported[t.attempt-1] {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // totals counts what was checked, over all tests of the package.
-var totals struct{ histories, operations, unknown, undecided atomic.Int64 }
+var totals struct{ histories, operations, unknown, undecided, takeovers atomic.Int64 }
 
 // checkLimit bounds the search for an order of one history.
 const checkLimit = 20 * time.Second
@@ -96,6 +114,7 @@ func countLapses(ops []porcupine.Operation) []porcupine.Operation {
 func (h *history) check(t testing.TB, limit int8, seed uint64) {
 	t.Helper()
 	model := modelOf(limit)
+	totals.takeovers.Add(int64(h.takeovers()))
 	for _, key := range h.keys {
 		ops := countLapses(h.ops[key])
 		totals.histories.Add(1)

@@ -13,11 +13,10 @@ import (
 func TestMain(m *testing.M) {
 	code := m.Run()
 	pgtest.Stop()
-	if program.dir != "" {
-		_ = os.RemoveAll(program.dir)
-	}
-	fmt.Printf("linear: %d histories of %d calls, %d of unknown outcome; undecided %d\n",
-		totals.histories.Load(), totals.operations.Load(), totals.unknown.Load(), totals.undecided.Load())
+	programs.real.remove()
+	programs.skewed.remove()
+	fmt.Printf("linear: %d histories of %d calls, %d of unknown outcome; %d takeovers; undecided %d\n",
+		totals.histories.Load(), totals.operations.Load(), totals.unknown.Load(), totals.takeovers.Load(), totals.undecided.Load())
 	for _, kind := range slices.Sorted(maps.Keys(injected.by)) {
 		fmt.Printf("linear: injected %6d × %s\n", injected.by[kind], kind)
 	}

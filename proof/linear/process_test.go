@@ -20,54 +20,82 @@ import (
 
 	idemv1 "github.com/idemd/idemd/gen/idem/v1"
 	"github.com/idemd/idemd/ledger"
-	"github.com/idemd/idemd/ledger/sqlstore/pgtest"
 )
 
 // patience is how long a process may take to start. It is only ever waited for when something is wrong.
 const patience = 60 * time.Second
 
-var program struct {
-	once sync.Once
-	dir  string
-	path string
-	err  error
+// programs are the real program as it is, and with a clock that a test sets wrong.
+var programs = struct{ real, skewed program }{skewed: program{flags: skewedClocks}}
+
+// program is built once.
+type program struct {
+	flags func(dir string) ([]string, error) // of the build; nil: none
+	once  sync.Once
+	dir   string
+	path  string
+	err   error
 }
 
-// idemd builds the real program, once.
-func idemd(t testing.TB) string {
+func (p *program) build(t testing.TB) string {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("runs the real program: not with -short")
 	}
-	program.once.Do(func() {
-		if program.dir, program.err = os.MkdirTemp("", "idemd-proof-"); program.err != nil {
-			return
-		}
-		program.path = filepath.Join(program.dir, "idemd")
-		out, err := exec.CommandContext(context.Background(), "go", "build", "-o", program.path, "../../cmd/idemd").CombinedOutput()
-		if err != nil {
-			program.err = fmt.Errorf("building the program: %w\n%s", err, out)
-		}
-	})
-	if program.err != nil {
-		t.Fatal(program.err)
+	p.once.Do(func() { p.err = p.make() })
+	if p.err != nil {
+		t.Fatal(p.err)
 	}
-	return program.path
+	return p.path
+}
+
+func (p *program) make() (err error) {
+	if p.dir, err = os.MkdirTemp("", "idemd-proof-"); err != nil {
+		return err
+	}
+	var flags []string
+	if p.flags != nil {
+		if flags, err = p.flags(p.dir); err != nil {
+			return err
+		}
+	}
+	p.path = filepath.Join(p.dir, "idemd")
+	args := append(append([]string{"build"}, flags...), "-o", p.path, "../../cmd/idemd")
+	if out, err := exec.CommandContext(context.Background(), "go", args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("building the program: %w\n%s", err, out)
+	}
+	return nil
+}
+
+func (p *program) remove() {
+	if p.dir != "" {
+		_ = os.RemoveAll(p.dir)
+	}
 }
 
 // process is a daemon that is killed and started again at the same address.
 type process struct {
 	t       testing.TB
+	path    string
+	env     []string // on top of the least
 	address string
 	args    []string
 	cmd     *exec.Cmd
 	client  *remote
+	off     time.Duration // by how much its own clock is ahead of ours
 }
 
 // startProcess starts one on a free port.
 func startProcess(t testing.TB, args ...string) *process {
 	t.Helper()
-	p := &process{t: t, address: "127.0.0.1:0", args: args}
+	return (&process{t: t, path: programs.real.build(t), args: args}).serve()
+}
+
+// serve starts the process for the first time, and connects to it.
+func (p *process) serve() *process {
+	t := p.t
+	t.Helper()
+	p.address = "127.0.0.1:0"
 	if err := p.start(); err != nil {
 		t.Fatal(err)
 	}
@@ -86,8 +114,8 @@ func startProcess(t testing.TB, args ...string) *process {
 
 func (p *process) start() error {
 	args := append([]string{"serve", "--grpc-listen", p.address, "--http-listen", "off", "--log-format", "json"}, p.args...)
-	p.cmd = exec.CommandContext(context.Background(), idemd(p.t), args...)
-	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}
+	p.cmd = exec.CommandContext(context.Background(), p.path, args...)
+	p.cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")}, p.env...)
 	stderr, err := p.cmd.StderrPipe()
 	if err != nil {
 		return err
@@ -95,26 +123,28 @@ func (p *process) start() error {
 	if err := p.cmd.Start(); err != nil {
 		return err
 	}
-	serves := make(chan string, 1)
+	type started struct {
+		Message string    `json:"msg"`
+		GRPC    string    `json:"grpc"`
+		Time    time.Time `json:"time"`
+	}
+	serves := make(chan started, 1)
 	go func() {
 		defer close(serves)
 		for lines := bufio.NewScanner(stderr); lines.Scan(); {
-			var line struct {
-				Message string `json:"msg"`
-				GRPC    string `json:"grpc"`
-			}
+			var line started
 			if json.Unmarshal(lines.Bytes(), &line) == nil && line.Message == "idemd serves" {
-				serves <- line.GRPC
+				serves <- line
 			}
 		}
 	}()
 	select {
-	case address, ok := <-serves:
+	case line, ok := <-serves:
 		if !ok {
 			_ = p.cmd.Wait()
 			return errors.New("the daemon ended before it served")
 		}
-		p.address = address
+		p.address, p.off = line.GRPC, time.Until(line.Time)
 		return nil
 	case <-time.After(patience):
 		p.kill()
@@ -156,19 +186,19 @@ func TestTheDaemonOnTheEmbeddedStoreIsKilled(t *testing.T) {
 	})
 }
 
-// TestDaemonsOnPostgreSQLAreKilled: two processes on one database, one or the other of which is always being killed.
+// TestDaemonsOnPostgreSQLAreKilled: two processes on one database, one or the other of which is always being killed, while leases end and claims
+// are taken over.
 func TestDaemonsOnPostgreSQLAreKilled(t *testing.T) {
 	t.Parallel()
-	url := pgtest.URL(t)
-	out, err := exec.CommandContext(t.Context(), idemd(t), "migrate", "up", "--store", url).CombinedOutput()
-	if err != nil {
-		t.Fatalf("migrate: %v: %s", err, out)
-	}
-	a, b := startProcess(t, "--store", url), startProcess(t, "--store", url)
+	d := prepareForPrograms(t)
+	a, b := startProcess(t, "--store", d.urls[0]), startProcess(t, "--store", d.urls[0])
 	seeds(t, 1, func(seed uint64) {
-		play{
+		h := play{
 			daemons: []daemon{a.client, b.client}, keys: 8, clients: 12, steps: 25, limit: int8(ledger.DefaultMaxAttempts), deadlines: true,
-			weather: killing(t, a, b),
+			lapse: d.lapse, weather: killing(t, a, b),
 		}.run(t, seed)
+		if h.takeovers() == 0 {
+			t.Errorf("seed %d: no claim was taken over: the leases did not end", seed)
+		}
 	})
 }

@@ -108,12 +108,12 @@ func (l *Ledger) beginResult(r BeginDecision, d decided, env Env) (BeginResult, 
 	case Granted, Resumed:
 		g := &Grant{
 			Attempt: 1, RecoverOnly: r.Mode == Recover, Incarnation: d.stamps.Incarnation,
-			Resumed: d.verdict.Outcome == Resumed && !d.own,
 		}
 		if put := d.verdict.Write.Put; put != nil {
 			e = put
 		}
 		g.Attempt = e.Last.Number
+		g.Resumed = d.verdict.Outcome == Resumed && d.replays(e.Last.BeganAt)
 		g.Fence = int64(g.Incarnation) + int64(g.Attempt)
 		g.LeaseUntil, g.Lease = tellLease(d.stamps, env.Margin)
 		if e.Doubt {

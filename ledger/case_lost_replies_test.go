@@ -51,8 +51,11 @@ func TestC11_AmbiguousCommitsEndAlike(t *testing.T) {
 			for i := range faults {
 				faults[i] = storetest.Fault{Kind: kind, LandAfter: 2}
 			}
+			tick := func() { b.clock.Advance(time.Microsecond) } // no two calls of one caller are at the same instant
+			tick()
 			b.faulty.Plan(storetest.On(storetest.Write, storetest.Script(faults...)))
 			c := b.begin("k", "a1")
+			tick()
 			if c.Attempt != 1 || c.PreviousAbandoned || c.Resumed {
 				t.Errorf("%s %d times: begun as %+v", kind, lost, c.Grant)
 			}
@@ -74,6 +77,63 @@ func TestC11_AmbiguousCommitsEndAlike(t *testing.T) {
 	}
 }
 
+// TestAResendIsSaidToBeOne: what was granted or reported before is told as such, also where the store does not say what became of the write with
+// which the daemon tried it once more. And what the call itself did is not.
+func TestAResendIsSaidToBeOne(t *testing.T) {
+	t.Parallel()
+	for _, kind := range unknowns {
+		for faults := range 4 {
+			b := newBench(t)
+			b.policy(quick())
+			plan := func() {
+				b.clock.Advance(time.Microsecond)
+				var script []storetest.Fault
+				for range faults {
+					script = append(script, storetest.Fault{Kind: kind, LandAfter: 2})
+				}
+				b.faulty.Plan(storetest.On(storetest.Write, storetest.Script(script...)))
+			}
+			for _, resent := range []bool{false, true, true} {
+				plan()
+				if c := b.begin("k", "a1"); c.Resumed != resent {
+					t.Errorf("begin, %d times %s: resumed %t, want %t", faults, kind, c.Resumed, resent)
+				}
+			}
+			gaveUp, completed := b.begin("k", "a1"), b.begin("k2", "a1")
+			for _, resent := range []bool{false, true, true} {
+				plan()
+				if r, err := b.tryFail(gaveUp, ledger.Unknown); err != nil || r.Resent != resent {
+					t.Errorf("fail, %d times %s: %+v %v, want resent %t", faults, kind, r, err, resent)
+				}
+				plan()
+				if r := b.complete(completed, "x"); r.Resent != resent {
+					t.Errorf("complete, %d times %s: %+v, want resent %t", faults, kind, r, resent)
+				}
+				plan()
+				if v := b.resolve(gaveUp.ref, ledger.ResolveRelease, 1, false); v.Resent != resent {
+					t.Errorf("release, %d times %s: resent %t, want %t", faults, kind, v.Resent, resent)
+				}
+			}
+		}
+	}
+}
+
+// TestARenewalIsNoGrant: a daemon that has not heard of the store since before the grant, and does not learn whether it renewed the claim,
+// still knows that it did not grant it.
+func TestARenewalIsNoGrant(t *testing.T) {
+	t.Parallel()
+	for _, kind := range unknowns {
+		b := newBench(t)
+		other := benchOn(t, b.clock, b.model)
+		b.clock.Advance(time.Minute)
+		b.begin("k", "a1")
+		other.faulty.Plan(storetest.On(storetest.Write, storetest.Script(storetest.Fault{}, storetest.Fault{Kind: kind, LandAfter: 2})))
+		if c := other.begin("k", "a1"); !c.Resumed {
+			t.Errorf("%s: %+v", kind, c.Grant)
+		}
+	}
+}
+
 // TestEveryCallSurvivesAnUnknownOutcome: the same for takeovers, failures, renewals, evidence, releases and erasures.
 func TestEveryCallSurvivesAnUnknownOutcome(t *testing.T) {
 	t.Parallel()
@@ -81,6 +141,7 @@ func TestEveryCallSurvivesAnUnknownOutcome(t *testing.T) {
 		b := newBench(t)
 		b.policy(quick())
 		once := func() {
+			b.clock.Advance(time.Microsecond)
 			b.faulty.Plan(storetest.On(storetest.Write, storetest.Script(storetest.Fault{Kind: kind, LandAfter: 2})))
 		}
 		a := b.begin("k", "a1")

@@ -202,14 +202,22 @@ type decided struct {
 	before *Entry
 	now    Time
 	stamps Stamps
-	// own: an earlier try within this call may already have written.
-	own bool
+	// since is the store's clock as it was last seen before the call wrote anything.
+	since Time
+	// tried: an earlier try within this call may have written. own: and it may have written what the request is for, a grant or a report,
+	// and not only renewed a claim.
+	tried, own bool
 }
+
+// replays reports whether what the call found, written at an instant, is of an earlier call, so that this one is a resend. If this call may have
+// written the same, what was there before the call began tells them apart. They can be taken for one another where this daemon did not hear
+// of the store between the two: then a resend is not said to be one.
+func (d *decided) replays(at Time) bool { return !d.own || at <= d.since }
 
 // unsure is err, or, where an earlier try of the call may have written, a refusal that does not claim that nothing was.
 func (d *decided) unsure(err error) error {
 	var refusal *Refusal
-	if !d.own || !errors.As(err, &refusal) || errors.Is(err, ErrUnknown) {
+	if !d.tried || !errors.As(err, &refusal) || errors.Is(err, ErrUnknown) {
 		return err
 	}
 	return storeRefusal(fmt.Errorf("%w; then: %w", ErrUnknown, refusal.Cause))
@@ -225,7 +233,7 @@ const maxTries = 24
 func (l *Ledger) carryOut(ctx context.Context, scope ScopeID, req Request, env Env, wait func(Reading) (*Reading, bool)) (decided, error) {
 	l.calls.Add(1)
 	defer l.calls.Add(-1)
-	var d decided
+	d := decided{since: l.presence.seen()}
 	if w := Speculate(req, env); w != nil {
 		done, err := l.write(ctx, w, &d)
 		if done {
@@ -295,7 +303,7 @@ func (l *Ledger) write(ctx context.Context, w *Write, d *decided) (done bool, er
 	l.presence.observe(ctx, written.Stamps.Now, err)
 	switch {
 	case errors.Is(err, ErrUnknown):
-		d.own = true
+		d.tried, d.own = true, d.own || w.Extend == nil
 		return false, ctx.Err()
 	case err != nil:
 		return false, contextOrStore(ctx, err)
@@ -304,7 +312,7 @@ func (l *Ledger) write(ctx context.Context, w *Write, d *decided) (done bool, er
 	}
 	d.stamps = written.Stamps
 	if w.Put != nil && w.Put.Current && w.Put.Last.BeganAt.Relative() && took > written.Stamps.Lease/2 {
-		d.own = true
+		d.tried, d.own, d.since = true, true, 0 // this one certainly is the call's own
 		return false, nil
 	}
 	l.waiters.wake(w.Scope)

@@ -12,6 +12,7 @@ import (
 type presence struct {
 	mu       sync.Mutex
 	since    Time      // guarded by mu; the floor, by the store's clock
+	latest   Time      // guarded by mu; the store's clock as last seen
 	down     bool      // guarded by mu; the store could not be reached
 	watched  bool      // guarded by mu; watchStore is running, so silence means something
 	lastSeen time.Time // guarded by mu; by this machine's monotonic clock
@@ -26,7 +27,7 @@ const (
 func (p *presence) start(now Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.since, p.lastSeen = now, time.Now()
+	p.since, p.latest, p.lastSeen = now, now, time.Now()
 }
 
 // observe takes in what a call to the store showed: its clock (0 where the call did not tell) or its error. A call whose own caller left or ran out
@@ -49,7 +50,14 @@ func (p *presence) observe(ctx context.Context, now Time, err error) {
 	if p.down || p.watched && local.Sub(p.lastSeen) > silenceMax {
 		p.since, p.down = now, false
 	}
-	p.lastSeen = local
+	p.latest, p.lastSeen = now, local
+}
+
+// seen is the store's clock as this daemon last saw it.
+func (p *presence) seen() Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.latest
 }
 
 func (p *presence) floor() Time {

@@ -92,11 +92,19 @@ func reportResult(r ReportDecision, d decided) (ReportResult, error) {
 		return resultOf(r.Claim.Attempt, d.stamps), nil
 	case Unchanged:
 		out := resultOf(r.Claim.Attempt, StampsOf(d.before, d.now))
-		out.Resent = !d.own
+		out.Resent = d.replays(d.before.reportedAt(r.Claim.Attempt, r.Report))
 		return out, nil
 	default:
 		return ReportResult{}, asError(d.verdict.Refusal)
 	}
+}
+
+// reportedAt is when that report of an attempt was recorded, or an operator settled the entry in its words.
+func (e *Entry) reportedAt(attempt int32, report Digest) Time {
+	if a, _ := e.AttemptNumbered(attempt); a != nil && a.Report == report {
+		return a.EndedAt
+	}
+	return e.SettledAt
 }
 
 func resultOf(attempt int32, s Stamps) ReportResult {

@@ -322,7 +322,8 @@ type Claim struct {
 	// How long the lease lasts, for callers whose clock is another: count it from before Begin was sent, not from when its
 	// answer came.
 	Lease *durationpb.Duration `protobuf:"bytes,5,opt,name=lease,proto3" json:"lease,omitempty"`
-	// This is the answer to a resend: the same grant, renewed.
+	// This is the answer to a resend: the same grant, renewed. It can be unset on a resend that another daemon answers within
+	// a second of the grant, if the database does not tell that daemon which of the two it wrote.
 	Resumed bool `protobuf:"varint,6,opt,name=resumed,proto3" json:"resumed,omitempty"`
 	// Nobody knows whether an earlier attempt had its effect. Ask the systems downstream before doing it again.
 	PreviousAbandoned bool `protobuf:"varint,7,opt,name=previous_abandoned,json=previousAbandoned,proto3" json:"previous_abandoned,omitempty"`

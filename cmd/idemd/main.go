@@ -27,6 +27,8 @@ type world struct {
 	zone  *time.Location
 	// dial replaces the network; nil: the network.
 	dial func(ctx context.Context, addr string) (net.Conn, error)
+	// sleep replaces waiting; nil: it is waited.
+	sleep func(time.Duration)
 	// origins says where each setting that is not at its default came from, by flag name.
 	origins map[string]string
 }

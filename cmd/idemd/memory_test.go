@@ -107,6 +107,7 @@ func (d *memoryDaemon) runs(typed string, args ...string) result {
 	var stdout, stderr bytes.Buffer
 	w := &world{
 		stdin: strings.NewReader(typed), stdout: &printer{to: &stdout}, stderr: &printer{to: &stderr}, zone: time.UTC, asks: typed != "", dial: d.dial,
+		sleep: func(length time.Duration) { d.clock.Advance(length) },
 	}
 	code := w.run(d.t.Context(), args)
 	return result{stdout.String(), stderr.String(), code}

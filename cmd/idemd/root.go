@@ -82,9 +82,10 @@ func (w *world) rootCommand() *cobra.Command {
 		&cobra.Group{ID: groupEntries, Title: "Entries:"},
 		&cobra.Group{ID: groupRules, Title: "Rules and upkeep:"},
 	)
-	root.AddCommand(w.serveCommand(), w.configCommand(), w.migrateCommand(), w.backupCommand(), w.healthCommand(), w.versionCommand())
+	root.AddCommand(w.serveCommand(), w.configCommand(), w.migrateCommand(), w.backupCommand(), w.healthCommand(), w.probeCommand(),
+		w.versionCommand())
 	root.AddCommand(w.lookupCommand(), w.listCommand(), w.resolveCommand(), w.statsCommand(), w.execCommand())
-	root.AddCommand(w.policyCommand(), w.sweepCommand(), w.eraseCommand(), w.ddlCommand())
+	root.AddCommand(w.policyCommand(), w.sweepCommand(), w.eraseCommand(), w.benchCommand(), w.ddlCommand())
 	inOrder(root)
 	return root
 }

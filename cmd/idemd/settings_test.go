@@ -134,7 +134,7 @@ func TestEveryFlagIsNamedInTheDocumentation(t *testing.T) {
 		t.Fatal(err)
 	}
 	words := map[string]bool{}
-	for _, word := range regexp.MustCompile(`--[a-z-]+|IDEMD_[A-Z_]+`).FindAllString(string(content), -1) {
+	for _, word := range regexp.MustCompile(`--[a-z0-9-]+|IDEMD_[A-Z_]+`).FindAllString(string(content), -1) {
 		words[word] = true
 	}
 	known := map[string]bool{"--help": true, "--version": true}

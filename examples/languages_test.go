@@ -155,6 +155,11 @@ func TestLanguagesUseTheLedgerThemselves(t *testing.T) {
 			if _, stderr, ok := l.run(t, "once", daemon.addr, name+" fails", file, "x"); ok || !strings.Contains(stderr, "in doubt") {
 				t.Errorf("after a failure: %q", stderr)
 			}
+			// An operator who has looked has it run once more.
+			daemon.release(t, "append-line", name+" fails")
+			if got := l.prints(t, "once", daemon.addr, name+" fails", file, "x"); got != "executed: line 2\n" {
+				t.Errorf("after the release: %q", got)
+			}
 		})
 	}
 }

@@ -166,3 +166,27 @@ func startPayments(t *testing.T, daemon *process) *process {
 	}
 	return serve(t, address, "paymentsd", "-listen", "127.0.0.1:0", "-idemd", daemon.addr)
 }
+
+// operate runs one of the operators' commands against the daemon.
+func (p *process) operate(t *testing.T, args ...string) []byte {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program(t, "idemd"), append(args, "--addr", p.addr)...)
+	cmd.Env = environment()
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("idemd %v: %v", args, err)
+	}
+	return out
+}
+
+// release has an entry run once more, as an operator does who has looked.
+func (p *process) release(t *testing.T, operation, key string) {
+	t.Helper()
+	var entry struct{ LatestAttempt int }
+	if err := json.Unmarshal(p.operate(t, "lookup", operation, key, "-o", "json"), &entry); err != nil {
+		t.Fatal(err)
+	}
+	p.operate(t, "resolve", "release", operation, key, "--attempt", fmt.Sprint(entry.LatestAttempt), "--reason", "it did not happen")
+}

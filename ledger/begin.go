@@ -42,6 +42,8 @@ type Grant struct {
 	Resumed           bool
 	PreviousAbandoned bool
 	RecoverOnly       bool
+	// OnCredit: it was granted on an operator's release.
+	OnCredit bool
 	// Evidence goes with PreviousAbandoned, where there is any.
 	Evidence *Evidence
 }
@@ -116,6 +118,7 @@ func (l *Ledger) beginResult(r BeginDecision, d decided, env Env) (BeginResult, 
 		g.Resumed = d.verdict.Outcome == Resumed && d.replays(e.Last.BeganAt)
 		g.Fence = int64(g.Incarnation) + int64(g.Attempt)
 		g.LeaseUntil, g.Lease = tellLease(d.stamps, env.Margin)
+		g.OnCredit = e.Last.OnCredit
 		if e.Doubt {
 			g.PreviousAbandoned, g.Evidence = true, e.Evidence
 		}

@@ -161,7 +161,7 @@ func (e *decideEngine) grant(t *testing.T, c command, scope ledger.ScopeID, r le
 	if !row.Doubt {
 		ev = nil
 	}
-	return grantOutcome(resumed, row.Doubt, row.Last.RecoverOnly, row.Last.Number, row.Incarnation, row.Fence(), lease, ev)
+	return grantOutcome(resumed, row.Doubt, row.Last.RecoverOnly, row.Last.OnCredit, row.Last.Number, row.Incarnation, row.Fence(), lease, ev)
 }
 
 func (e *decideEngine) requestOf(t *testing.T, c command, ref ledger.Ref, scope ledger.ScopeID, env ledger.Env) ledger.Request {

@@ -171,7 +171,7 @@ func (e *ledgerEngine) begun(t *testing.T, c command, ref ledger.Ref, r ledger.B
 		g := r.Granted
 		e.tokens[c.args["attempt"]] = g.Token
 		e.granted(t, c, e.ledger.Secret().Scope(ref), g.Resumed, g.Fence)
-		return grantOutcome(g.Resumed, g.PreviousAbandoned, g.RecoverOnly, g.Attempt, g.Incarnation, g.Fence, g.Lease, g.Evidence)
+		return grantOutcome(g.Resumed, g.PreviousAbandoned, g.RecoverOnly, g.OnCredit, g.Attempt, g.Incarnation, g.Fence, g.Lease, g.Evidence)
 	case r.Completed != nil:
 		a := r.Completed
 		return answerOutcome(a.Response, nil, a.Attempt, a.SettledAt, a.ExpiresAt)

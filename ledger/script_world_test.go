@@ -132,12 +132,14 @@ func (w *world) granted(t *testing.T, c command, scope ledger.ScopeID, resumed b
 	w.fences[scope] = fence
 }
 
-func grantOutcome(resumed, doubt, recoverOnly bool, attempt int32, incarnation ledger.Time, fence int64, lease time.Duration, ev *ledger.Evidence) outcome {
+func grantOutcome(
+	resumed, doubt, recoverOnly, onCredit bool, attempt int32, incarnation ledger.Time, fence int64, lease time.Duration, ev *ledger.Evidence,
+) outcome {
 	word := "GRANTED"
 	if resumed {
 		word = "RESUMED"
 	}
-	o := said(word, flag(doubt, "previous_abandoned"), flag(recoverOnly, "recover_only"))
+	o := said(word, flag(doubt, "previous_abandoned"), flag(recoverOnly, "recover_only"), flag(onCredit, "on_credit"))
 	o = o.with("attempt", attempt).with("fence", "+"+strconv.FormatInt(fence-int64(incarnation), 10)).with("lease", lease)
 	return o.with("evidence", evidenceOf(ev))
 }

@@ -363,7 +363,7 @@ func TestResolveEntry(t *testing.T) {
 	if !released.GetReleaseCredit() {
 		t.Errorf("released as %v", released)
 	}
-	if c := r.grant("release"); c.GetAttempt() != 2 || !c.GetPreviousAbandoned() {
+	if c := r.grant("release"); c.GetAttempt() != 2 || !c.GetPreviousAbandoned() || !c.GetOnCredit() {
 		t.Errorf("granted after the release: %v", c)
 	}
 }

@@ -45,7 +45,7 @@ func claim(g *ledger.Grant) *idemv1.Claim {
 	return &idemv1.Claim{
 		ClaimToken: g.Token, Attempt: g.Attempt, Fence: g.Fence, LeaseExpireTime: timestamp(g.LeaseUntil), Lease: duration(g.Lease),
 		Resumed: g.Resumed, PreviousAbandoned: g.PreviousAbandoned, RecoverOnly: g.RecoverOnly, Evidence: evidence(g.Evidence),
-		Incarnation: int64(g.Incarnation),
+		Incarnation: int64(g.Incarnation), OnCredit: g.OnCredit,
 	}
 }
 

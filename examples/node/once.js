@@ -43,7 +43,7 @@ class Ledger {
     }
     const claim = { ref, claim_token: begun.granted.claim_token };
     const giveUp = (code, message) => this.call('fail', { ...claim, status: { code, message }, disposition: 'DISPOSITION_UNKNOWN' });
-    if (begun.granted.previous_abandoned) {
+    if (begun.granted.previous_abandoned && !begun.granted.on_credit) { // on_credit: an operator has looked, and says to run it
       // Nobody knows whether an earlier attempt did it. A program that can find out does so here, and then settles.
       await giveUp(grpc.status.ABORTED, 'not run: an earlier attempt is in doubt');
       throw new Error('an earlier attempt is in doubt');

@@ -48,7 +48,7 @@ class Ledger:
         if outcome == "in_progress":
             sys.exit("somebody else is at it: ask again in %d s" % begun.in_progress.retry_after.seconds)
         claim = {"ref": ref, "claim_token": begun.granted.claim_token}
-        if begun.granted.previous_abandoned:
+        if begun.granted.previous_abandoned and not begun.granted.on_credit:  # on_credit: an operator has looked, and says to run it
             # Nobody knows whether an earlier attempt did it. A program that can find out does so here, and then settles.
             self.call("Fail", status={"code": 10, "message": "not run: an earlier attempt is in doubt"}, disposition=UNKNOWN, **claim)
             sys.exit("an earlier attempt is in doubt")

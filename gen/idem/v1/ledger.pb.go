@@ -332,7 +332,10 @@ type Claim struct {
 	// A report of an earlier attempt that came too late to settle the entry. Unset: there was none.
 	Evidence *Evidence `protobuf:"bytes,9,opt,name=evidence,proto3" json:"evidence,omitempty"`
 	// Which life of this ref it is: a stamp of its creation that only rises. fence = incarnation + attempt.
-	Incarnation   int64 `protobuf:"varint,10,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Incarnation int64 `protobuf:"varint,10,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	// An operator has released the entry, so that it is run once more: the word of somebody who looked. previous_abandoned
+	// stays set, and what is asked downstream may be asked all the same.
+	OnCredit      bool `protobuf:"varint,11,opt,name=on_credit,json=onCredit,proto3" json:"on_credit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -435,6 +438,13 @@ func (x *Claim) GetIncarnation() int64 {
 		return x.Incarnation
 	}
 	return 0
+}
+
+func (x *Claim) GetOnCredit() bool {
+	if x != nil {
+		return x.OnCredit
+	}
+	return false
 }
 
 // InProgress says that somebody else has the claim, or that one who may still come back is given time to.
@@ -1010,7 +1020,7 @@ const file_idem_v1_ledger_proto_rawDesc = "" +
 	"\x06failed\x18\x03 \x01(\v2\x10.idem.v1.FailureH\x00R\x06failed\x126\n" +
 	"\vin_progress\x18\x04 \x01(\v2\x13.idem.v1.InProgressH\x00R\n" +
 	"inProgressB\t\n" +
-	"\aoutcome\"\x8e\x03\n" +
+	"\aoutcome\"\xab\x03\n" +
 	"\x05Claim\x12\x1f\n" +
 	"\vclaim_token\x18\x01 \x01(\fR\n" +
 	"claimToken\x12\x18\n" +
@@ -1023,7 +1033,8 @@ const file_idem_v1_ledger_proto_rawDesc = "" +
 	"\frecover_only\x18\b \x01(\bR\vrecoverOnly\x12-\n" +
 	"\bevidence\x18\t \x01(\v2\x11.idem.v1.EvidenceR\bevidence\x12 \n" +
 	"\vincarnation\x18\n" +
-	" \x01(\x03R\vincarnation\"z\n" +
+	" \x01(\x03R\vincarnation\x12\x1b\n" +
+	"\ton_credit\x18\v \x01(\bR\bonCredit\"z\n" +
 	"\n" +
 	"InProgress\x12:\n" +
 	"\vretry_after\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\n" +

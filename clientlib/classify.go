@@ -3,6 +3,7 @@ package clientlib
 import (
 	"errors"
 	"maps"
+	"strings"
 
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
@@ -135,13 +136,16 @@ func statusOf(err error) *status.Status {
 }
 
 // reported is what the ledger is told of an error. Of a status that speaks of a ledger only that it was one: replayed, it
-// would be taken for a refusal of the ledger that replays it.
+// would be taken for a refusal of the ledger that replays it. A message that is not UTF-8, such as one that quotes what a
+// caller sent, could not be told at all.
 func reported(err error) *spb.Status {
 	s := statusOf(err)
 	if ofOurDomain(s) {
 		return &spb.Status{Code: int32(s.Code()), Message: "the work was refused by a ledger that it asked itself"}
 	}
-	return s.Proto()
+	told := s.Proto()
+	told.Message = strings.ToValidUTF8(told.GetMessage(), "\ufffd")
+	return told
 }
 
 // fitFail leaves the details out of a report that is over the message limit, and then the message too.

@@ -5,9 +5,11 @@ import (
 	"io"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	idemv1 "github.com/idemd/idemd/gen/idem/v1"
@@ -156,6 +158,24 @@ type Ref struct {
 	Key string
 }
 
+// checkText refuses a name that no message can carry. All other rules are the ledger's to judge.
+func checkText(ref *idemv1.EntryRef) error {
+	for _, part := range []struct {
+		field, value string
+		reason       Reason
+	}{
+		{"ref.tenant", ref.GetTenant(), ReasonInvalidTenant}, {"ref.operation", ref.GetOperation(), ReasonInvalidOperation},
+		{"ref.key", ref.GetKey(), ReasonInvalidKey},
+	} {
+		if !utf8.ValidString(part.value) {
+			e := local(codes.InvalidArgument, part.reason, "%s must be valid UTF-8", part.field)
+			e.Field, e.Rule = part.field, "must be valid UTF-8"
+			return e
+		}
+	}
+	return nil
+}
+
 func (r Ref) proto() *idemv1.EntryRef {
 	return &idemv1.EntryRef{Tenant: r.Tenant, Operation: r.Operation, Key: r.Key}
 }
@@ -214,6 +234,9 @@ func (c *Client) Extend(ctx context.Context, request *idemv1.ExtendRequest) (*id
 
 // Lookup shows an entry as it is now, and changes nothing.
 func (c *Client) Lookup(ctx context.Context, ref Ref) (*idemv1.Entry, error) {
+	if err := checkText(ref.proto()); err != nil {
+		return nil, err
+	}
 	ctx, cancel := c.bounded(ctx, 0)
 	defer cancel()
 	sent, err := resend(ctx, c, "Lookup", c.pace(0), func(ctx context.Context) (*idemv1.LookupResponse, error) {
@@ -224,6 +247,9 @@ func (c *Client) Lookup(ctx context.Context, ref Ref) (*idemv1.Entry, error) {
 
 // begin also says when the answered try was sent, from which a lease counts.
 func (c *Client) begin(ctx context.Context, request *idemv1.BeginRequest) (*idemv1.BeginResponse, time.Time, error) {
+	if err := checkText(request.GetRef()); err != nil {
+		return nil, time.Time{}, err
+	}
 	wait := request.GetWait().AsDuration()
 	ctx, cancel := c.bounded(ctx, wait)
 	defer cancel()

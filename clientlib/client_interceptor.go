@@ -73,7 +73,7 @@ func (g *guard) givenKey(ctx context.Context, m *method, request any) (string, e
 	}
 	if key, ok := KeyFrom(ctx); ok {
 		if !travels(key) {
-			return "", badKey(g.KeyNames[0], "must be of printable ASCII characters without a space at either end")
+			return "", badKey(g.KeyNames[0], travelRule)
 		}
 		return key, nil
 	}
@@ -160,7 +160,12 @@ func (c *clientCall) refuse(ctx context.Context, err error) (Result, error) {
 		return c.guard.refused(ctx, c.method, err)
 	}
 	c.called = true
-	return Result{Outcome: Bypassed, WouldBe: Refused}, c.invoker(ctx, c.method.Method, c.request, c.reply, c.conn, c.options...)
+	ctx, done := c.guard.Ledger.telemetry.call(ctx, c.method.Operation)
+	result := Result{Outcome: Bypassed, WouldBe: Refused}
+	err = errPanicked // unless the call comes back
+	defer func() { done(result, err) }()
+	err = c.invoker(ctx, c.method.Method, c.request, c.reply, c.conn, c.options...)
+	return result, err
 }
 
 // work makes the call.

@@ -3,6 +3,7 @@ package clientlib_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/idemd/idemd/clientlib"
@@ -252,25 +254,143 @@ func TestAClientBelievesTheServersWord(t *testing.T) {
 }
 
 func TestAnEarlierTryIsNotSpokenFor(t *testing.T) {
-	// The first try has its effect and breaks; the second is refused by the server's guard. "Refused" is true of the second only.
-	s, _ := guardedShop(t, nil)
-	s.set(flaky(1))
+	// The first try has its effect and breaks; the second is refused by the server's guard. "Refused" is true of the second only,
+	// whichever way the retry makes itself known.
+	const byServiceConfig = `{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 3, "initialBackoff": "0.001s",
+		"maxBackoff": "0.001s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`
+	silently := func(
+		ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoker grpc.UnaryInvoker, options ...grpc.CallOption,
+	) error {
+		err := invoker(ctx, method, request, reply, conn, options...)
+		if status.Code(err) == codes.Unavailable {
+			err = invoker(ctx, method, request, reply, conn, options...)
+		}
+		return err
+	}
+	for name, option := range map[string]func(guard grpc.UnaryClientInterceptor) []grpc.DialOption{
+		"an interceptor": func(guard grpc.UnaryClientInterceptor) []grpc.DialOption {
+			return []grpc.DialOption{grpc.WithChainUnaryInterceptor(guard, retries())}
+		},
+		"an interceptor that does not say so": func(guard grpc.UnaryClientInterceptor) []grpc.DialOption {
+			return []grpc.DialOption{grpc.WithChainUnaryInterceptor(guard, silently)}
+		},
+		"gRPC itself": func(guard grpc.UnaryClientInterceptor) []grpc.DialOption {
+			return []grpc.DialOption{grpc.WithUnaryInterceptor(guard), grpc.WithDefaultServiceConfig(byServiceConfig)}
+		},
+	} {
+		s, _ := guardedShop(t, func(g *clientlib.Guard) { g.Abandoned = clientlib.Refuse() })
+		s.set(flaky(1))
+		ledger := idemtest.New(t)
+		conn := s.dialer(option(must(clientlib.UnaryClientInterceptor(clientGuard(t, ledger))))...)
+		if c := call(clientlib.WithKey(t.Context(), "k"), conn, charge, s.request()); !errorIs(c.err, clientlib.ErrAbandoned) || s.effects.Load() != 1 {
+			t.Fatalf("%s: %+v, %d effects", name, c, s.effects.Load())
+		}
+		entry := ledger.Entry(clientlib.Ref{Operation: "call:shop.v1.Payments/Charge", Key: "k"})
+		if entry.GetCondition() != idemv1.EntryCondition_ENTRY_CONDITION_ABANDONED {
+			t.Errorf("%s: %v", name, entry.GetCondition())
+		}
+	}
+}
+
+// The caller gets the very error of the call, and an interceptor inside may say what it means.
+func TestAnErrorOfACallComesBackAsItIs(t *testing.T) {
+	for class, condition := range map[string]idemv1.EntryCondition{
+		"as it is":         idemv1.EntryCondition_ENTRY_CONDITION_ABANDONED,
+		"nothing happened": idemv1.EntryCondition_ENTRY_CONDITION_FAILED_RETRYABLE,
+		"final":            idemv1.EntryCondition_ENTRY_CONDITION_FAILED_FINAL,
+		"refused":          idemv1.EntryCondition_ENTRY_CONDITION_FAILED_RETRYABLE,
+	} {
+		broke := errors.New("the connection broke")
+		ledger := idemtest.New(t)
+		inside := func(_ context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ grpc.UnaryInvoker, options ...grpc.CallOption) error {
+			switch class {
+			case "nothing happened":
+				return clientlib.NothingHappened(broke)
+			case "final":
+				return clientlib.Final(broke)
+			case "refused":
+				for _, option := range options {
+					if o, ok := option.(grpc.TrailerCallOption); ok {
+						*o.TrailerAddr = metadata.Pairs(clientlib.OutcomeTrailer, string(clientlib.InProgress))
+					}
+				}
+			}
+			return broke
+		}
+		s := newShop(t)
+		conn := s.dialer(grpc.WithChainUnaryInterceptor(must(clientlib.UnaryClientInterceptor(clientGuard(t, ledger))), inside))
+		if c := call(clientlib.WithKey(t.Context(), "k"), conn, charge, s.request()); c.err != broke { //nolint:errorlint // the very error
+			t.Errorf("%s: %#v", class, c.err)
+		}
+		if got := ledger.Entry(clientlib.Ref{Operation: "call:shop.v1.Payments/Charge", Key: "k"}).GetCondition(); got != condition {
+			t.Errorf("%s: %v", class, got)
+		}
+	}
+}
+
+// C32 on a client: every code has one class, none is retryable by its number alone, and what is final is replayed without a call.
+func TestC32_EveryCodeOnAClient(t *testing.T) {
+	final := []codes.Code{
+		codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented,
+	}
+	s := newShop(t)
+	ledger := idemtest.New(t)
+	conn := s.dialer(grpc.WithUnaryInterceptor(must(clientlib.UnaryClientInterceptor(clientGuard(t, ledger)))))
+	unknown := &anypb.Any{TypeUrl: "type.example/nobody.knows.This", Value: []byte{0, 0xff, 1}}
+	for code := codes.Code(1); code <= 17; code++ {
+		p := status.New(code, "no: "+code.String()).Proto()
+		p.Details = []*anypb.Any{unknown}
+		s.set(func(context.Context, string, proto.Message) (proto.Message, error) {
+			return nil, status.FromProto(p).Err()
+		})
+		key, before := fmt.Sprint("k", code), s.effects.Load()
+		for range 2 {
+			if c := call(clientlib.WithKey(t.Context(), key), conn, charge, s.request()); !proto.Equal(status.Convert(c.err).Proto(), p) {
+				t.Errorf("%v: %v", code, c.err)
+			}
+		}
+		calls, want := int64(2), idemv1.EntryCondition_ENTRY_CONDITION_ABANDONED
+		if slices.Contains(final, code) {
+			calls, want = 1, idemv1.EntryCondition_ENTRY_CONDITION_FAILED_FINAL
+		}
+		got := ledger.Entry(clientlib.Ref{Operation: "call:shop.v1.Payments/Charge", Key: key}).GetCondition()
+		if made := s.effects.Load() - before; made != calls || got != want {
+			t.Errorf("%v: called %d times, %v", code, made, got)
+		}
+	}
+}
+
+// C02 on a client: another process has taken over while the call was under way, and its answer counts.
+func TestC02_AnothersAnswerCountsOnAClient(t *testing.T) {
+	s := newShop(t)
+	ledger := idemtest.New(t)
+	var conn *grpc.ClientConn
+	ctx := clientlib.WithKey(t.Context(), "k")
+	s.set(func(context.Context, string, proto.Message) (proto.Message, error) {
+		if s.effects.Load() > 1 {
+			return wrapperspb.String("the second's"), nil
+		}
+		ledger.LapseLease(clientlib.Ref{Operation: "call:shop.v1.Payments/Charge", Key: "k"})
+		if c := call(ctx, conn, charge, s.request()); c.answer != "the second's" {
+			t.Errorf("%+v", c)
+		}
+		return wrapperspb.String("the first's"), nil
+	})
+	conn = s.dialer(grpc.WithUnaryInterceptor(must(clientlib.UnaryClientInterceptor(clientGuard(t, ledger)))))
+	if c := call(ctx, conn, charge, s.request()); c.err != nil || c.answer != "the second's" {
+		t.Errorf("%+v", c)
+	}
+}
+
+// The self-test is the guard's to make, and not that of the small half outside of it.
+func TestAGuardInTwoHalvesTestsItselfOnce(t *testing.T) {
 	ledger := idemtest.New(t)
 	guard := clientGuard(t, ledger)
-	tries := 0
-	conn := s.dialer(grpc.WithChainUnaryInterceptor(must(clientlib.UnaryClientInterceptor(guard)), retries(),
-		func(ctx context.Context, method string, request, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, options ...grpc.CallOption) error {
-			if tries++; tries == 2 {
-				request = s.request("amount", "other") // whatever makes the server refuse
-			}
-			return invoker(ctx, method, request, reply, cc, options...)
-		}))
-	if c := call(clientlib.WithKey(t.Context(), "k"), conn, charge, s.request("amount", "1")); !errorIs(c.err, clientlib.ErrKeyReused) {
-		t.Fatalf("%+v", c)
-	}
-	entry := ledger.Entry(clientlib.Ref{Operation: "call:shop.v1.Payments/Charge", Key: "k"})
-	if entry.GetCondition() != idemv1.EntryCondition_ENTRY_CONDITION_ABANDONED {
-		t.Errorf("%v", entry.GetCondition())
+	guard.SelfTest = true
+	_ = must(clientlib.UnaryClientKeyInterceptor(guard))
+	_ = must(clientlib.UnaryClientInterceptor(guard))
+	if n := ledger.Calls("Complete"); n != 1 {
+		t.Errorf("%d self-tests", n)
 	}
 }
 

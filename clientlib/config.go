@@ -80,8 +80,8 @@ func (c Config) Validate() error {
 		return invalidConfig("Config.Conn is a connection already: Target, credentials and DialOptions do not go with it")
 	case c.Target != "" && c.TransportCredentials == nil:
 		return invalidConfig("Config.Target needs TransportCredentials; insecure.NewCredentials() goes without TLS, outright")
-	case utf8.RuneCountInString(c.Holder) > 255:
-		return invalidConfig("Config.Holder has more than 255 characters")
+	case utf8.RuneCountInString(c.Holder) > 255 || !utf8.ValidString(c.Holder):
+		return invalidConfig("Config.Holder has more than 255 characters, or is not UTF-8")
 	case c.MaxMessageBytes != 0 && c.MaxMessageBytes < minMessageBytes:
 		return invalidConfig("Config.MaxMessageBytes must be %d or more, for what goes with a body", minMessageBytes)
 	case c.MaxBackground < 0:

@@ -37,6 +37,8 @@ type Claim struct {
 	PreviousAbandoned bool
 	// RecoverOnly says that the claim is for finding out, and not for doing the work.
 	RecoverOnly bool
+	// OnCredit says that an operator has released the intent to be run once more, although nobody knows.
+	OnCredit bool
 	// Evidence is a report of an earlier attempt that came too late to settle the intent. Nil: there was none.
 	Evidence *idemv1.Evidence
 	// Fingerprints say what was asked.
@@ -70,6 +72,7 @@ type Options struct {
 	// Request goes to hooks and work as Claim.Request.
 	Request any
 	// DryRun asks the ledger and records outcomes, but always runs the work: Result.WouldBe says what would have come of it.
+	// A ledger that does not answer delays the work by at most Config.SettleTimeout, or half of the caller's time.
 	DryRun bool
 	// Off runs the work as if there were no guard. The ledger is not asked.
 	Off bool
@@ -133,8 +136,8 @@ type Result struct {
 	// OriginalTime is when a replayed answer or failure was recorded, by the ledger's clock. Zero where it is not a replay,
 	// and where a recovery hook found the answer.
 	OriginalTime time.Time
-	// Recorded says that the ledger has the outcome. False after an execution: it is being recorded in the background, or
-	// cannot be.
+	// Recorded says that the ledger has the outcome. False after an execution or a recovery: it is being recorded in the
+	// background, or cannot be.
 	Recorded bool
 	// WouldBe is, in a dry run, what would have come of the call.
 	WouldBe Outcome
@@ -182,12 +185,9 @@ func (c *Client) Do(
 	ctx, done := c.telemetry.call(ctx, ref.Operation)
 	result, err := Result{Outcome: Executed}, errPanicked // unless the work comes back
 	defer func() { done(result, err) }()
-	switch {
-	case options.Off:
+	if options.Off {
 		result, err = r.unguarded(ctx)
-	case c.isClosed():
-		result, err = Result{Outcome: Refused}, local(codes.Unavailable, ReasonLedgerUnavailable, "the client is closed")
-	default:
+	} else {
 		result, err = r.guarded(ctx)
 	}
 	return result, err
@@ -261,13 +261,23 @@ func (r *run) guarded(ctx context.Context) (Result, error) {
 	}
 }
 
-// begin asks the ledger. Where the work is to be run without an answer too, it leaves the work half of the time that there is.
+// begin asks the ledger. Where the work is to be run without an answer too, it leaves the work half of the time that there is,
+// and a dry run is not held up for longer than its settling may.
 func (r *run) begin(ctx context.Context, request *idemv1.BeginRequest) (*idemv1.BeginResponse, time.Time, error) {
-	if deadline, ok := ctx.Deadline(); ok && r.options.FailOpen {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
-		defer cancel()
+	if r.client.isClosed() {
+		e := local(codes.Unavailable, ReasonLedgerUnavailable, "the client is closed")
+		e.unsent = true
+		return nil, time.Time{}, e
 	}
+	patience := r.client.config.LedgerTimeout + request.GetWait().AsDuration()
+	if r.options.DryRun {
+		patience = min(patience, r.client.config.SettleTimeout)
+	}
+	if deadline, ok := ctx.Deadline(); ok && (r.options.FailOpen || r.options.DryRun) {
+		patience = min(patience, time.Until(deadline)/2)
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	return r.client.begin(ctx, request)
 }
 
@@ -276,7 +286,7 @@ func (r *run) claim(request *idemv1.BeginRequest, granted *idemv1.Claim) Claim {
 	return Claim{
 		Ref: r.ref, Attempt: granted.GetAttempt(), AttemptID: request.GetAttemptId(), Fence: granted.GetFence(),
 		Incarnation: granted.GetIncarnation(), PreviousAbandoned: granted.GetPreviousAbandoned(),
-		RecoverOnly: granted.GetRecoverOnly(), Evidence: granted.GetEvidence(), Fingerprints: r.fingerprints,
+		RecoverOnly: granted.GetRecoverOnly(), OnCredit: granted.GetOnCredit(), Evidence: granted.GetEvidence(), Fingerprints: r.fingerprints,
 		Request: r.options.Request, Method: r.options.method, token: granted.GetClaimToken(),
 	}
 }

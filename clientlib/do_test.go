@@ -3,7 +3,10 @@ package clientlib_test
 import (
 	"context"
 	"errors"
+	"runtime"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -444,4 +447,195 @@ func TestFailOpenLeavesTimeForTheWork(t *testing.T) {
 		}
 		ledger.ComeBack()
 	})
+}
+
+// What no message can carry is refused by its rule at once, and not taken for a ledger that is away.
+func TestANameThatIsNotUTF8IsRefused(t *testing.T) {
+	ledger := idemtest.New(t)
+	client := ledger.Client(clientlib.Config{})
+	for reason, ref := range map[clientlib.Reason]clientlib.Ref{
+		clientlib.ReasonInvalidKey: {Operation: "op", Key: "\xff"}, clientlib.ReasonInvalidOperation: {Operation: "\xff", Key: "k"},
+		clientlib.ReasonInvalidTenant: {Operation: "op", Key: "k", Tenant: "\xff"},
+	} {
+		effects := 0
+		_, err := client.Do(t.Context(), ref, bytesOf("a"), counted(&effects, "x"), clientlib.Options{Abandoned: clientlib.Rerun(), FailOpen: true})
+		e, ok := clientlib.AsError(err)
+		if !ok || e.Reason != reason || e.Code != codes.InvalidArgument || !strings.Contains(e.Rule, "UTF-8") || effects != 0 {
+			t.Errorf("%q: %v, %d effects", ref, err, effects)
+		}
+		if _, err := client.Lookup(t.Context(), ref); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%q: %v", ref, err)
+		}
+	}
+	if n := ledger.Calls("Begin"); n != 0 {
+		t.Errorf("%d Begins", n)
+	}
+}
+
+// A report is not lost over text that no message can carry.
+func TestTextThatIsNotUTF8IsLeftOutOfReports(t *testing.T) {
+	ledger := idemtest.New(t)
+	client := ledger.Client(clientlib.Config{})
+	options := clientlib.Options{Abandoned: clientlib.Refuse()}
+	quoting := func(context.Context, clientlib.Claim) (clientlib.Response, error) {
+		return clientlib.Response{}, status.Error(codes.NotFound, "no user caf\xe9")
+	}
+	if result, err := client.Do(t.Context(), ref, bytesOf("a"), quoting, options); status.Convert(err).Message() != "no user caf\xe9" || !result.Recorded {
+		t.Errorf("%+v %v", result, err)
+	}
+	_, err := client.Do(t.Context(), ref, bytesOf("a"), quoting, options)
+	var replayed *clientlib.ReplayedFailure
+	if !errors.As(err, &replayed) || replayed.GRPCStatus().Message() != "no user caf\ufffd" || replayed.OriginalTime.IsZero() {
+		t.Errorf("%v", err)
+	}
+	other := clientlib.Ref{Operation: "op", Key: "other"}
+	result, err := client.Do(t.Context(), other, bytesOf("a"), func(context.Context, clientlib.Claim) (clientlib.Response, error) {
+		return clientlib.Response{
+			Body: []byte("caf\xe9"), ContentType: "text/\xe9", ResourceType: "charge", ResourceID: "\xe9", Code: 7,
+			Metadata: []clientlib.MetadataPair{{Name: "\xe9", Value: []byte("\xe9")}},
+		}, nil
+	}, options)
+	if err != nil || !result.Recorded {
+		t.Errorf("%+v %v", result, err)
+	}
+	kept := ledger.Entry(other).GetAnswer().GetResponse()
+	if string(kept.GetBody()) != "caf\xe9" || kept.GetCode() != 7 || kept.GetContentType()+kept.GetResourceType()+kept.GetResourceId() != "" {
+		t.Errorf("%v", kept)
+	}
+}
+
+// While a service moves from one algorithm to the next it sends both, and meets entries of either.
+func TestTwoFingerprintsOfOneRequest(t *testing.T) {
+	client := idemtest.New(t).Client(clientlib.Config{})
+	other := func(text string) fingerprint.Fingerprint {
+		f := bytesOf(text)
+		f.Algorithm = "my-own-v2"
+		return f
+	}
+	effects := 0
+	do := func(first, second fingerprint.Fingerprint) (clientlib.Result, error) {
+		return client.Do(t.Context(), ref, first, counted(&effects, "x"), clientlib.Options{Abandoned: clientlib.Refuse(), OtherFingerprint: second})
+	}
+	none := fingerprint.Fingerprint{}
+	if _, err := do(bytesOf("a"), none); err != nil {
+		t.Fatal(err)
+	}
+	if result, err := do(other("a"), bytesOf("a")); err != nil || result.Outcome != clientlib.Replayed {
+		t.Errorf("%+v %v", result, err)
+	}
+	if _, err := do(other("a"), none); !errors.Is(err, clientlib.ErrHashIncomparable) {
+		t.Error(err)
+	}
+	if _, err := do(other("a"), bytesOf("b")); !errors.Is(err, clientlib.ErrKeyReused) || effects != 1 {
+		t.Errorf("%v, %d effects", err, effects)
+	}
+}
+
+// An operator who settles an entry by force while its work runs has the last word.
+func TestAnOperatorSettlesWhileTheWorkRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, listens := range []bool{true, false} {
+			ledger := idemtest.New(t)
+			client := ledger.Client(clientlib.Config{})
+			result, err := client.Do(t.Context(), ref, bytesOf("a"), func(ctx context.Context, claim clientlib.Claim) (clientlib.Response, error) {
+				_, err := ledger.Admin().ResolveEntry(t.Context(), &idemv1.ResolveEntryRequest{
+					Ref: &idemv1.EntryRef{Operation: ref.Operation, Key: ref.Key}, Attempt: claim.Attempt, Reason: "it hangs", Force: true,
+					Resolution: &idemv1.ResolveEntryRequest_Complete{Complete: &idemv1.Response{Body: []byte("by hand")}},
+				})
+				if err != nil {
+					t.Error(err)
+				}
+				if listens {
+					<-ctx.Done() // by the next heartbeat
+					if cause := context.Cause(ctx); !errors.Is(cause, clientlib.ErrAlreadySettled) {
+						t.Errorf("cause: %v", cause)
+					}
+				}
+				return clientlib.Response{Body: []byte("late")}, nil
+			}, clientlib.Options{Abandoned: clientlib.Rerun()})
+			if err != nil || result.Outcome != clientlib.Replayed || string(result.Response.Body) != "by hand" || result.Attempt != 0 {
+				t.Errorf("%+v %v", result, err)
+			}
+		}
+	})
+}
+
+// The work's context is the work's: what it left running learns that it is over.
+func TestTheWorksContextEndsWithTheWork(t *testing.T) {
+	client := idemtest.New(t).Client(clientlib.Config{})
+	var kept context.Context
+	_, err := client.Do(t.Context(), ref, bytesOf("a"), func(ctx context.Context, _ clientlib.Claim) (clientlib.Response, error) {
+		kept = ctx
+		return clientlib.Response{}, nil
+	}, clientlib.Options{Abandoned: clientlib.Rerun()})
+	if err != nil || kept.Err() == nil {
+		t.Errorf("%v; the context's error is %v", err, kept.Err())
+	}
+}
+
+// runtime.Goexit, as t.FailNow calls it, gives the claim up as a panic does.
+func TestWorkThatLeavesByGoexitGivesTheClaimUp(t *testing.T) {
+	ledger := idemtest.New(t)
+	client := ledger.Client(clientlib.Config{})
+	var gone sync.WaitGroup
+	gone.Go(func() {
+		_, _ = client.Do(t.Context(), ref, bytesOf("a"), func(context.Context, clientlib.Claim) (clientlib.Response, error) {
+			runtime.Goexit()
+			return clientlib.Response{}, nil
+		}, clientlib.Options{Abandoned: clientlib.Refuse()})
+	})
+	gone.Wait()
+	if entry := ledger.Entry(ref); entry.GetCondition() != idemv1.EntryCondition_ENTRY_CONDITION_ABANDONED || entry.GetHasCurrentAttempt() {
+		t.Errorf("%v", entry)
+	}
+}
+
+func TestAHooksPanicGivesTheClaimUp(t *testing.T) {
+	for _, policy := range []idemv1.OnAbandoned{idemv1.OnAbandoned_ON_ABANDONED_RECLAIM, idemv1.OnAbandoned_ON_ABANDONED_HOLD} {
+		ledger := idemtest.New(t)
+		client := ledger.Client(clientlib.Config{})
+		if _, err := ledger.Admin().PutPolicy(t.Context(), &idemv1.PutPolicyRequest{
+			Policy: &idemv1.Policy{Tenant: "*", Operation: "*", OnAbandoned: policy},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		ledger.Advance(time.Minute)
+		abandon(t, client)
+		effects := 0
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the panic did not go on")
+				}
+			}()
+			_, _ = client.Do(t.Context(), ref, bytesOf("a"), counted(&effects, "x"), clientlib.Options{
+				Abandoned: clientlib.Recover(func(context.Context, clientlib.Claim) (clientlib.Finding, error) { panic("boom") }),
+			})
+		}()
+		if entry := ledger.Entry(ref); entry.GetHasCurrentAttempt() || !entry.GetDoubt() || effects != 0 {
+			t.Errorf("%v: %v, %d effects", policy, entry, effects)
+		}
+	}
+}
+
+// Sixty-four at once, in one process, have one effect; every one of them gets the one answer.
+func TestManyAtOnceHaveOneEffect(t *testing.T) {
+	client := idemtest.New(t).Client(clientlib.Config{})
+	var effects atomic.Int64
+	var all sync.WaitGroup
+	for range 64 {
+		all.Go(func() {
+			result, err := client.Do(t.Context(), ref, bytesOf("a"), func(context.Context, clientlib.Claim) (clientlib.Response, error) {
+				effects.Add(1)
+				return clientlib.Response{Body: []byte("x")}, nil
+			}, clientlib.Options{Abandoned: clientlib.Refuse(), Wait: time.Minute})
+			if err != nil || string(result.Response.Body) != "x" {
+				t.Errorf("%+v %v", result, err)
+			}
+		})
+	}
+	all.Wait()
+	if n := effects.Load(); n != 1 {
+		t.Errorf("%d effects", n)
+	}
 }

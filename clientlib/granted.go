@@ -31,7 +31,11 @@ func (r *run) granted(ctx context.Context, claim Claim, sent time.Time, lease ti
 			return result, err
 		}
 	}
-	response, workErr := r.work(h.ctx, claim)
+	workCtx := h.ctx
+	if r.options.DryRun {
+		workCtx = ctx // another attempt that takes over changes nothing
+	}
+	response, workErr := r.work(workCtx, claim)
 	settled = true
 	h.release()
 	return r.finish(ctx, h, response, workErr)
@@ -87,27 +91,12 @@ func (r *run) afterAbandoned(ctx context.Context, h *held) (result Result, run b
 	case choiceRecover:
 		return r.recover(ctx, h, r.options.Abandoned.hook)
 	default:
-		if r.releasedByOperator(h.ctx, h.claim) {
+		if h.claim.OnCredit { // somebody has looked, and says to run it
 			return Result{}, true, nil
 		}
 		result, err = r.giveUp(ctx, h, nil)
 		return result, false, err
 	}
-}
-
-// releasedByOperator says whether the claim stands on an operator's word to run the work once more. Where that cannot be found
-// out it does not.
-func (r *run) releasedByOperator(ctx context.Context, claim Claim) bool {
-	entry, err := r.client.Lookup(ctx, r.ref)
-	if err != nil {
-		return false
-	}
-	for _, attempt := range entry.GetAttempts() {
-		if attempt.GetAttempt() == claim.Attempt {
-			return attempt.GetOnCredit()
-		}
-	}
-	return false
 }
 
 // recover asks the hook and acts on what it found. run: the effect did not happen, go on with the work.
@@ -126,18 +115,20 @@ func (r *run) recover(ctx context.Context, h *held, hook RecoverFunc) (result Re
 		return Result{}, true, nil
 	case foundHappened:
 		h.release()
-		if r.settle(ctx, h, r.completeReport(h.claim, finding.response)) == lost {
+		settled := r.settle(ctx, h, r.completeReport(h.claim, finding.response))
+		if settled == lost {
 			result, err = r.lost(ctx, h)
 			return result, false, err
 		}
-		return Result{Outcome: Replayed, Response: finding.response, Attempt: h.claim.Attempt, Recorded: true}, false, nil
+		return Result{Outcome: Replayed, Response: finding.response, Attempt: h.claim.Attempt, Recorded: settled == recorded}, false, nil
 	case foundFailed:
 		h.release()
-		if r.settle(ctx, h, r.failReport(h.claim, FinalFailure, finding.err)) == lost {
+		settled := r.settle(ctx, h, r.failReport(h.claim, FinalFailure, finding.err))
+		if settled == lost {
 			result, err = r.lost(ctx, h)
 			return result, false, err
 		}
-		return Result{Outcome: ReplayedAsFailure, Attempt: h.claim.Attempt, Recorded: true}, false, finding.err
+		return Result{Outcome: ReplayedAsFailure, Attempt: h.claim.Attempt, Recorded: settled == recorded}, false, finding.err
 	default:
 		result, err = r.giveUp(ctx, h, hookErr)
 		return result, false, err

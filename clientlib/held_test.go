@@ -2,11 +2,14 @@ package clientlib
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	idemv1 "github.com/idemd/idemd/gen/idem/v1"
 )
@@ -82,6 +85,86 @@ func TestHeartbeatsGoOnWhenTheCallerGoesAway(t *testing.T) {
 		}
 		if err := c.Close(); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// No heartbeat crosses the report: one that overtook it could renew what is already settled, or be told that it is lost.
+func TestTheReportWaitsForAHeartbeatInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var answered time.Time
+		c, s := scriptedClient(t, Config{}, func(ctx context.Context, _ int, request proto.Message) (proto.Message, error) {
+			if _, ok := request.(*idemv1.ExtendRequest); ok {
+				<-ctx.Done()
+				<-time.After(time.Second) // gRPC takes its time to notice
+				answered = time.Now()
+				return nil, ctx.Err()
+			}
+			return grant(request, 9*time.Second), nil
+		})
+		_, err := c.Do(t.Context(), testRef, testPrint(t), func(context.Context, Claim) (Response, error) {
+			<-time.After(3500 * time.Millisecond)
+			return Response{}, nil
+		}, rerun)
+		if reports := s.of("Complete"); err != nil || len(s.of("Extend")) != 1 || len(reports) != 1 || reports[0].at.Before(answered) {
+			t.Errorf("%v: reported at %v, the heartbeat's end was at %v", err, reports, answered)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// The ledger says how long the renewed lease is, and the next heartbeats go by that.
+func TestHeartbeatsGoByTheLeaseThatTheLedgerGives(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		c, s := scriptedClient(t, Config{}, func(_ context.Context, _ int, request proto.Message) (proto.Message, error) {
+			if _, ok := request.(*idemv1.ExtendRequest); ok {
+				return &idemv1.ExtendResponse{Lease: durationpb.New(6 * time.Second)}, nil
+			}
+			return grant(request, 30*time.Second), nil
+		})
+		_, err := c.Do(t.Context(), testRef, testPrint(t), func(context.Context, Claim) (Response, error) {
+			<-time.After(15 * time.Second)
+			return Response{}, nil
+		}, rerun)
+		beats := s.of("Extend")
+		if err != nil || len(beats) != 3 || beats[0].at.Sub(began) != 10*time.Second || beats[1].at.Sub(began) != 12*time.Second {
+			t.Errorf("%v, %d beats", err, len(beats))
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Every refusal that says that there is nothing left to hold ends the work; any other leaves it running.
+func TestWhichRefusalsEndTheWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for reason, ends := range map[Reason]bool{
+			ReasonClaimLost: true, ReasonAlreadySettled: true, ReasonExpired: true, ReasonEntryNotFound: true,
+			ReasonStoreUnavailable: false, ReasonPermissionDenied: false, ReasonInternal: false,
+		} {
+			c, _ := scriptedClient(t, Config{}, func(_ context.Context, _ int, request proto.Message) (proto.Message, error) {
+				if _, ok := request.(*idemv1.ExtendRequest); ok {
+					return nil, (&Error{Code: codes.FailedPrecondition, Reason: reason}).GRPCStatus().Err()
+				}
+				return grant(request, 9*time.Second), nil
+			})
+			_, err := c.Do(t.Context(), testRef, testPrint(t), func(ctx context.Context, _ Claim) (Response, error) {
+				<-time.After(4 * time.Second)
+				if cause := context.Cause(ctx); (cause != nil) != ends || ends && !errors.Is(cause, sentinel(reason)) {
+					t.Errorf("%s: %v", reason, cause)
+				}
+				return Response{}, nil
+			}, rerun)
+			if err != nil {
+				t.Errorf("%s: %v", reason, err)
+			}
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
 		}
 	})
 }

@@ -75,6 +75,9 @@ func travels(key string) bool {
 	return key != "" && key[0] != ' ' && key[len(key)-1] != ' '
 }
 
+// travelRule is the rule that travels judges by.
+const travelRule = "must be of printable ASCII characters without a space at either end"
+
 // metadataKey reads the key from metadata. Several values must agree: one of two different ones would be somebody's mistake.
 func metadataKey(md metadata.MD, names []string) (key string, ok bool, err *Error) {
 	for _, name := range names {
@@ -84,6 +87,8 @@ func metadataKey(md metadata.MD, names []string) (key string, ok bool, err *Erro
 				return "", false, badKey(name, "must not be empty")
 			case ok && value != key:
 				return "", false, badKey(name, "must not be there with two different values")
+			case !travels(value):
+				return "", false, badKey(name, travelRule)
 			}
 			key, ok = value, true
 		}

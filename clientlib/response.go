@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -12,7 +13,8 @@ import (
 	idemv1 "github.com/idemd/idemd/gen/idem/v1"
 )
 
-// Response is what guarded work answered. An empty one is an answer too.
+// Response is what guarded work answered. An empty one is an answer too. A content type, a pointer or a name of metadata that
+// is not UTF-8 is not kept.
 type Response struct {
 	// Code is the work's own code: a gRPC code, an HTTP status, or anything else. Nobody but the work's callers reads it.
 	Code int32
@@ -38,13 +40,22 @@ type MetadataPair struct {
 	Value []byte
 }
 
+// proto is the response as it is reported. Text that is not UTF-8 no message can carry, and a report is not worth losing over
+// what goes with a body.
 func (r Response) proto() *idemv1.Response {
 	p := &idemv1.Response{
-		Code: r.Code, Body: r.Body, ContentType: r.ContentType, ResourceType: r.ResourceType, ResourceId: r.ResourceID,
-		BodyOmitted: r.BodyOmitted, BodySizeBytes: r.BodySizeBytes, BodySha256: r.BodySHA256,
+		Code: r.Code, Body: r.Body, BodyOmitted: r.BodyOmitted, BodySizeBytes: r.BodySizeBytes, BodySha256: r.BodySHA256,
+	}
+	if utf8.ValidString(r.ContentType) {
+		p.ContentType = r.ContentType
+	}
+	if utf8.ValidString(r.ResourceType) && utf8.ValidString(r.ResourceID) {
+		p.ResourceType, p.ResourceId = r.ResourceType, r.ResourceID
 	}
 	for _, m := range r.Metadata {
-		p.Metadata = append(p.Metadata, &idemv1.MetadataEntry{Key: m.Name, Value: m.Value})
+		if utf8.ValidString(m.Name) {
+			p.Metadata = append(p.Metadata, &idemv1.MetadataEntry{Key: m.Name, Value: m.Value})
+		}
 	}
 	return p
 }

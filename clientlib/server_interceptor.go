@@ -101,7 +101,7 @@ func (c *serverCall) do(ctx context.Context, incoming metadata.MD) (Result, erro
 		if m.Keyed {
 			return c.refuse(ctx, keyRequired(g.KeyNames[0], m.KeyField))
 		}
-		return c.bypass(ctx)
+		return c.bypass(ctx, "")
 	}
 	asked, err := g.fingerprint(ctx, m, message)
 	if err != nil {
@@ -119,17 +119,14 @@ func (c *serverCall) refuse(ctx context.Context, err error) (Result, error) {
 	if !c.guard.DryRun {
 		return c.guard.refused(ctx, c.method, err)
 	}
-	result, err := c.bypass(ctx)
-	result.WouldBe = Refused
-	return result, err
+	return c.bypass(ctx, Refused)
 }
 
-func (c *serverCall) bypass(ctx context.Context) (Result, error) {
+func (c *serverCall) bypass(ctx context.Context, wouldBe Outcome) (Result, error) {
 	ctx, done := c.guard.Ledger.telemetry.call(ctx, c.method.Operation)
-	result := Result{Outcome: Bypassed}
-	var err error
+	result, err := Result{Outcome: Bypassed, WouldBe: wouldBe}, errPanicked // unless the handler comes back
+	defer func() { done(result, err) }()
 	c.answer, err = c.handler(ctx, c.request)
-	done(result, err)
 	return result, err
 }
 

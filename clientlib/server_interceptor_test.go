@@ -559,3 +559,49 @@ func TestTenantsOfAGuard(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 }
+
+// What stands outside of a guard can give a call its key.
+func TestAKeyFromTheContextOfAServer(t *testing.T) {
+	ledger := idemtest.New(t)
+	s := newShop(t, func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		return handler(clientlib.WithKey(ctx, "schlüssel"), request)
+	}, must(clientlib.UnaryServerInterceptor(clientlib.Guard{
+		Ledger: ledger.Client(clientlib.Config{}), Abandoned: clientlib.Rerun(), Principal: clientlib.Anonymous, Files: makeFiles(t, shopSpecs()),
+	})))
+	for _, want := range []string{"executed", "replayed"} {
+		if c := call(t.Context(), s.conn, byID, s.request("request_id", "r1")); c.err != nil || c.outcome() != want {
+			t.Errorf("%+v", c)
+		}
+	}
+	ledger.Entry(clientlib.Ref{Operation: "charge-by-id", Key: "schlüssel"})
+}
+
+// C02 on a server: the handler has sent metadata of its own, and then another's answer counts. Metadata that is out cannot be
+// taken back, so none of the other's goes on top.
+func TestC02_AnothersAnswerCountsOnAServer(t *testing.T) {
+	s, ledger := guardedShop(t, func(g *clientlib.Guard) { g.ReplayMetadata = []string{"x-by"} })
+	policy := &idemv1.Policy{Tenant: "*", Operation: "*", ResponseMetadataAllow: []string{"x-by"}}
+	if _, err := ledger.Admin().PutPolicy(t.Context(), &idemv1.PutPolicyRequest{Policy: policy}); err != nil {
+		t.Fatal(err)
+	}
+	ledger.Advance(time.Minute)
+	s.set(func(ctx context.Context, _ string, _ proto.Message) (proto.Message, error) {
+		by := fmt.Sprint(s.effects.Load())
+		if err := grpc.SetHeader(ctx, metadata.Pairs("x-by", by)); err != nil {
+			t.Error(err)
+		}
+		if by == "1" {
+			ledger.LapseLease(clientlib.Ref{Operation: "shop.v1.Payments/Charge", Key: "k"})
+			if c := call(keyed(t, "k"), s.conn, charge, s.request()); c.answer != "2" || c.outcome() != "executed" {
+				t.Errorf("%+v", c)
+			}
+		}
+		return wrapperspb.String(by), nil
+	})
+	if c := call(keyed(t, "k"), s.conn, charge, s.request()); c.answer != "2" || c.outcome() != "replayed" || !slices.Equal(c.header.Get("x-by"), []string{"1"}) {
+		t.Errorf("%+v", c)
+	}
+	if c := call(keyed(t, "k"), s.conn, charge, s.request()); c.answer != "2" || !slices.Equal(c.header.Get("x-by"), []string{"2"}) {
+		t.Errorf("%+v", c)
+	}
+}

@@ -3,6 +3,7 @@ package clientlib
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	idemv1 "github.com/idemd/idemd/gen/idem/v1"
 )
@@ -206,4 +208,256 @@ func TestATimeThatIsUpBeforeTheFirstReportIsNoReasonToDropIt(t *testing.T) {
 	if err := client.Close(); err != nil || len(s.of("Complete")) != 1 {
 		t.Errorf("%v, %d reports", err, len(s.of("Complete")))
 	}
+}
+
+// The caller gets its answer back and may do with it what it likes, while the report still waits for the ledger.
+func TestWhatWaitsInTheBackgroundIsACopy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, s := scriptedClient(t, Config{}, awayFor(time.Minute))
+		result, err := c.Do(t.Context(), testRef, testPrint(t), respond("as it was"), rerun)
+		if err != nil {
+			t.Fatal(err)
+		}
+		copy(result.Response.Body, "changed !")
+		<-time.After(2 * time.Minute)
+		reports := s.of("Complete")
+		last, _ := reports[len(reports)-1].request.(*idemv1.CompleteRequest)
+		if got := string(last.GetResponse().GetBody()); got != "as it was" {
+			t.Errorf("reported %q", got)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Past 64 MiB outcomes wait without their bodies, and what is recorded makes room again.
+func TestWhatWaitsInTheBackgroundIsBoundedInBytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		// With no time for a report before the caller gets its answer, all of them wait in the background.
+		c, s := scriptedClient(t, Config{SettleTimeout: time.Nanosecond}, func(ctx context.Context, _ int, request proto.Message) (proto.Message, error) {
+			if _, ok := request.(*idemv1.CompleteRequest); ok {
+				select {
+				case <-time.After(time.Second):
+				case <-ctx.Done():
+					return nil, ctx.Err()
+				}
+			}
+			return grant(request, time.Minute), nil
+		})
+		body := strings.Repeat("x", 8<<20)
+		for i := range 9 {
+			ref := Ref{Operation: "op", Key: fmt.Sprint(i)}
+			if result, err := c.Do(t.Context(), ref, testPrint(t), respond(body), rerun); err != nil || len(result.Response.Body) != len(body) {
+				t.Fatal(err)
+			}
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		omitted := map[string]bool{}
+		for _, sent := range s.of("Complete") {
+			report, _ := sent.request.(*idemv1.CompleteRequest)
+			omitted[report.GetRef().GetKey()] = report.GetResponse().GetBodyOmitted() // the last one counts
+		}
+		for i := range 9 {
+			if got, ok := omitted[fmt.Sprint(i)]; !ok || got != (i >= 7) {
+				t.Errorf("outcome %d is recorded: %v, without its body: %v", i, ok, got)
+			}
+		}
+		if c.kept != 0 {
+			t.Errorf("%d bytes count as kept when there are none", c.kept)
+		}
+	})
+}
+
+// A Begin whose answer nobody waited for may have been granted. The claim is looked for, by the same attempt, and handed back.
+func TestAClaimThatNobodyHeardOfIsHandedBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for mode, disposition := range map[idemv1.BeginMode]idemv1.Disposition{
+			idemv1.BeginMode_BEGIN_MODE_RUN:     idemv1.Disposition_DISPOSITION_RETRYABLE, // the work was not begun
+			idemv1.BeginMode_BEGIN_MODE_RECOVER: idemv1.Disposition_DISPOSITION_UNKNOWN,   // it speaks for all attempts, and nobody has looked
+		} {
+			lost := false
+			c, s := scriptedClient(t, Config{}, func(ctx context.Context, _ int, request proto.Message) (proto.Message, error) {
+				begin, ok := request.(*idemv1.BeginRequest)
+				switch {
+				case ok && mode == idemv1.BeginMode_BEGIN_MODE_RECOVER && begin.GetMode() != mode:
+					return nil, (&Error{Code: codes.FailedPrecondition, Reason: ReasonAbandoned}).GRPCStatus().Err()
+				case ok && !lost:
+					lost = true
+					<-ctx.Done()
+					return nil, ctx.Err()
+				}
+				return grant(request, time.Minute), nil
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			defer cancel()
+			hook := func(context.Context, Claim) (Finding, error) { return DidNotHappen(), nil }
+			_, err := c.Do(ctx, testRef, testPrint(t), respond("x"), Options{Abandoned: Recover(hook), Wait: time.Second})
+			if status.Code(err) != codes.DeadlineExceeded {
+				t.Errorf("%v: %v", mode, err)
+			}
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+			begins, fails := s.of("Begin"), s.of("Fail")
+			sent, _ := begins[len(begins)-2].request.(*idemv1.BeginRequest)
+			again, _ := begins[len(begins)-1].request.(*idemv1.BeginRequest)
+			if again.GetAttemptId() != sent.GetAttemptId() || again.GetMode() != mode || again.GetWait() != nil {
+				t.Errorf("%v: looked for by %v", mode, again)
+			}
+			if len(fails) != 1 {
+				t.Fatalf("%v: %d reports", mode, len(fails))
+			}
+			if fail, _ := fails[0].request.(*idemv1.FailRequest); fail.GetDisposition() != disposition || len(s.of("Complete")) != 0 {
+				t.Errorf("%v: handed back as %v", mode, fail.GetDisposition())
+			}
+		}
+	})
+}
+
+// What the ledger will not have now it may have later: a report is not given up for that.
+func TestAReportIsNotGivenUpForAQuota(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, s := scriptedClient(t, Config{}, func(_ context.Context, n int, request proto.Message) (proto.Message, error) {
+			if _, ok := request.(*idemv1.CompleteRequest); ok && n == 0 {
+				return nil, (&Error{Code: codes.ResourceExhausted, Reason: ReasonQuota}).GRPCStatus().Err()
+			}
+			return grant(request, time.Minute), nil
+		})
+		if _, err := c.Do(t.Context(), testRef, testPrint(t), respond("x"), rerun); err != nil {
+			t.Error(err)
+		}
+		if err := c.Close(); err != nil || len(s.of("Complete")) != 2 {
+			t.Errorf("%v, %d reports", err, len(s.of("Complete")))
+		}
+	})
+}
+
+// okError says of itself that it is no error.
+type okError struct{}
+
+func (okError) Error() string              { return "odd" }
+func (okError) GRPCStatus() *status.Status { return status.New(codes.OK, "") }
+
+func TestAnErrorThatSaysOKIsAFailure(t *testing.T) {
+	c, s := scriptedClient(t, Config{}, func(_ context.Context, _ int, request proto.Message) (proto.Message, error) {
+		return grant(request, time.Minute), nil
+	})
+	_, err := c.Do(t.Context(), testRef, testPrint(t), func(context.Context, Claim) (Response, error) { return Response{}, okError{} }, rerun)
+	if !errors.Is(err, okError{}) || len(s.of("Fail")) != 1 || len(s.of("Complete")) != 0 {
+		t.Fatalf("%v", err)
+	}
+	if sent, _ := s.of("Fail")[0].request.(*idemv1.FailRequest); sent.GetStatus().GetCode() != int32(codes.Unknown) || sent.GetDisposition() != idemv1.Disposition_DISPOSITION_UNKNOWN {
+		t.Errorf("%v", sent)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// The entry of a claim that was lost says what its caller gets: the answer or the failure for good, and else word to ask again.
+// That holds for a caller whose time is over as well.
+func TestWhatACallerGetsWhoseClaimWasLost(t *testing.T) {
+	lost := (&Error{Code: codes.FailedPrecondition, Reason: ReasonClaimLost}).GRPCStatus().Err()
+	failure := func(d idemv1.Disposition) *idemv1.Entry {
+		return &idemv1.Entry{Outcome: &idemv1.Entry_Failure{Failure: &idemv1.Failure{Status: &spb.Status{Code: 5}, Disposition: d}}}
+	}
+	for name, c := range map[string]struct {
+		entry   *idemv1.Entry
+		outcome Outcome
+	}{
+		"settled":          {&idemv1.Entry{Outcome: &idemv1.Entry_Answer{Answer: &idemv1.Answer{Response: &idemv1.Response{Body: []byte("theirs")}}}}, Replayed},
+		"failed for good":  {failure(idemv1.Disposition_DISPOSITION_FINAL), ReplayedAsFailure},
+		"to be done again": {failure(idemv1.Disposition_DISPOSITION_RETRYABLE), Executed},
+		"not settled":      {&idemv1.Entry{}, Executed},
+	} {
+		client, _ := scriptedClient(t, Config{}, func(ctx context.Context, _ int, request proto.Message) (proto.Message, error) {
+			switch request.(type) {
+			case *idemv1.CompleteRequest:
+				return nil, lost
+			case *idemv1.LookupRequest:
+				return &idemv1.LookupResponse{Entry: c.entry}, ctx.Err()
+			}
+			return grant(request, time.Minute), nil
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		result, err := client.Do(ctx, testRef, testPrint(t), func(context.Context, Claim) (Response, error) {
+			cancel()
+			return Response{Body: []byte("mine")}, nil
+		}, rerun)
+		if again := c.outcome == Executed; result.Outcome != c.outcome || errors.Is(err, ErrClaimLost) != again || result.Outcome == Replayed && string(result.Response.Body) != "theirs" {
+			t.Errorf("%s: %+v %v", name, result, err)
+		}
+		if err := client.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// inDoubt is a grant after an attempt that was abandoned.
+func inDoubt(request proto.Message) proto.Message {
+	answer := grant(request, time.Minute)
+	if begun, ok := answer.(*idemv1.BeginResponse); ok {
+		begun.GetGranted().PreviousAbandoned = true
+	}
+	return answer
+}
+
+// A recovery whose finding could not be recorded yet does not say that it is.
+func TestARecoveryThatIsNotRecordedYetSaysSo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for name, finding := range map[string]Finding{"happened": Happened(Response{}), "failed": FailedFinally(errors.New("declined"))} {
+			for _, tries := range []int{0, 8} {
+				c, _ := scriptedClient(t, Config{}, func(_ context.Context, n int, request proto.Message) (proto.Message, error) {
+					if _, ok := request.(*idemv1.BeginRequest); !ok && n < tries {
+						return nil, away
+					}
+					return inDoubt(request), nil
+				})
+				hook := func(context.Context, Claim) (Finding, error) { return finding, nil }
+				result, _ := c.Do(t.Context(), testRef, testPrint(t), respond("x"), Options{Abandoned: Recover(hook)})
+				if result.Recorded != (tries == 0) {
+					t.Errorf("%s, away for %d tries: %+v", name, tries, result)
+				}
+				if err := c.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+}
+
+func TestHappenedWithIsForGuardedMethods(t *testing.T) {
+	c, s := scriptedClient(t, Config{}, func(_ context.Context, _ int, request proto.Message) (proto.Message, error) {
+		return inDoubt(request), nil
+	})
+	hook := func(context.Context, Claim) (Finding, error) { return HappenedWith(&idemv1.Entry{}), nil }
+	_, err := c.Do(t.Context(), testRef, testPrint(t), respond("x"), Options{Abandoned: Recover(hook)})
+	if !errors.Is(err, ErrAbandoned) || len(s.of("Complete")) != 0 || !strings.Contains(errors.Unwrap(err).Error(), "HappenedWith") {
+		t.Errorf("%v", err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A wait for somebody else does not go on past what was asked for, whatever the ledger proposes.
+func TestAWaitIsNoLongerThanAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, s := scriptedClient(t, Config{}, func(context.Context, int, proto.Message) (proto.Message, error) {
+			return &idemv1.BeginResponse{Outcome: &idemv1.BeginResponse_InProgress{InProgress: &idemv1.InProgress{RetryAfter: durationpb.New(4 * time.Second)}}}, nil
+		})
+		for wait, begins := range map[time.Duration]int{0: 1, 3 * time.Second: 1, 10 * time.Second: 3} {
+			before, began := len(s.of("Begin")), time.Now()
+			_, err := c.Do(t.Context(), testRef, testPrint(t), respond("x"), Options{Abandoned: Rerun(), Wait: wait})
+			if n := len(s.of("Begin")) - before; !errors.Is(err, ErrInProgress) || time.Since(began) > wait || n != begins {
+				t.Errorf("wait %v: %v after %v, %d Begins", wait, err, time.Since(began), n)
+			}
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 }

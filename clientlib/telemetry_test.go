@@ -12,6 +12,7 @@ import (
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/trace"
 	tracenoop "go.opentelemetry.io/otel/trace/noop"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -111,6 +112,28 @@ func TestOutcomesAreCountedAndTracedWithoutKeys(t *testing.T) {
 	for _, secret := range []string{"the-key", "the-tenant", "the-body", "the-message"} {
 		if strings.Contains(text, secret) {
 			t.Errorf("%q is in\n%s", secret, text)
+		}
+	}
+	if err := client.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestWhatADryRunLetPassIsCountedAsWhatItWouldBe(t *testing.T) {
+	seen := &notes{}
+	client, _ := scriptedClient(t, Config{MeterProvider: notingMeters{notes: seen}, TracerProvider: notingTracers{notes: seen}}, nil)
+	g, m := &guard{Guard: Guard{Ledger: client, DryRun: true}}, &method{GuardedMethod: GuardedMethod{Operation: "op"}}
+	server := &serverCall{guard: g, method: m, handler: func(context.Context, any) (any, error) { return "answer", nil }}
+	caller := &clientCall{guard: g, method: m, invoker: func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error {
+		return nil
+	}}
+	for side, refuse := range map[string]func(context.Context, error) (Result, error){"server": server.refuse, "client": caller.refuse} {
+		seen.lines = nil
+		if result, err := refuse(t.Context(), ErrInvalidKey); err != nil || result.Outcome != Bypassed || result.WouldBe != Refused {
+			t.Errorf("%s: %+v %v", side, result, err)
+		}
+		if text, want := strings.Join(seen.lines, "\n"), "idem.client.calls idem.operation=op,idem.outcome=bypassed,idem.would_be=refused"; !strings.Contains(text, want) {
+			t.Errorf("%s: %q is not in\n%s", side, want, text)
 		}
 	}
 	if err := client.Close(); err != nil {

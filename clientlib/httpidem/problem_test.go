@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -30,6 +31,24 @@ func TestEveryProblemIsInTheDocs(t *testing.T) {
 		row := "| `" + string(reason) + "` | " + strconv.Itoa(kind.status)
 		if reason != ReasonFailed && !strings.Contains(string(text), row) {
 			t.Errorf("docs/http.md has no row that begins %s", row)
+		}
+	}
+}
+
+// docs/errors.md gives the statuses of the reasons that guards add.
+func TestTheStatusesOfGuardsReasonsAreDocumented(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/errors.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := regexp.MustCompile("(?m)^\\| `([A-Z_]+)` \\| `[A-Z_]+` \\| (\\d+) \\|").FindAllStringSubmatch(string(text), -1)
+	if len(rows) < 7 {
+		t.Fatalf("%d rows", len(rows))
+	}
+	for _, row := range rows {
+		if kind := problemKinds[clientlib.Reason(row[1])]; strconv.Itoa(kind.status) != row[2] {
+			t.Errorf("%s is documented as %s and is %d", row[1], row[2], kind.status)
 		}
 	}
 }

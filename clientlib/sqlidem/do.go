@@ -10,6 +10,7 @@ import (
 
 	"github.com/idemd/idemd/clientlib"
 	"github.com/idemd/idemd/clientlib/fingerprint"
+	"github.com/idemd/idemd/clientlib/internal/sqldb"
 	"github.com/idemd/idemd/ledger"
 )
 
@@ -182,7 +183,7 @@ func (r *run[T]) readBack(ctx context.Context, cause error) (clientlib.Result, e
 		default:
 			return r.outcome(ctx, err)
 		}
-		if !pause(search, n) {
+		if !sqldb.BackOff(search, n) {
 			return clientlib.Result{Outcome: clientlib.Refused}, storeRefusal(context.WithoutCancel(ctx),
 				"whether the work was committed is not known; ask again with the same key", errors.Join(cause, err))
 		}
@@ -276,13 +277,13 @@ func (r *run[T]) attempt(own, caller context.Context, s *session[T], granted fun
 	response, err := r.work(caller, s.tx)
 	s.over()
 	if err != nil {
-		if isContention(err) {
+		if sqldb.Retryable(err) {
 			return &failure{contended, err}
 		}
 		if r.options.Classes.ClassOf(err) != clientlib.FinalFailure {
 			return &workError{err}
 		}
-		if err := s.t.script(s.control, rollbackToWork); err != nil {
+		if err := s.t.Script(s.control, rollbackToWork); err != nil {
 			return statementFailure(err)
 		}
 		r.workErr = err
@@ -327,9 +328,9 @@ func (r *run[T]) claim(ctx context.Context, s *session[T]) (*ledger.Entry, error
 // grant writes a granted claim, and returns the entry as it then stands: nil where its guard did not hold.
 func (r *run[T]) grant(ctx context.Context, s *session[T], old *ledger.Entry, w *ledger.Write, text string, args []any) (*ledger.Entry, error) {
 	var incarnation, revision int64
-	err := s.t.scan(ctx, text, args, &incarnation, &revision)
+	err := s.t.Scan(ctx, text, args, &incarnation, &revision)
 	switch {
-	case errors.Is(err, errNoRow):
+	case errors.Is(err, sqldb.ErrNoRow):
 		return nil, nil
 	case s.dialect.waitedTooLong(err):
 		r.verdict = ledger.Verdict{Outcome: ledger.InProgress}
@@ -347,7 +348,7 @@ func (r *run[T]) grant(ctx context.Context, s *session[T], old *ledger.Entry, w 
 func (r *run[T]) read(ctx context.Context, s *session[T]) (ledger.Time, *ledger.Entry, error) {
 	var now int64
 	var row entryRow
-	if err := s.t.scan(ctx, s.dialect.read, scopeArgs(r.begin.Ref), append([]any{&now}, row.targets()...)...); err != nil {
+	if err := s.t.Scan(ctx, s.dialect.read, scopeArgs(r.begin.Ref), append([]any{&now}, row.targets()...)...); err != nil {
 		if s.dialect.waitedTooLong(err) { // CockroachDB's readers wait for writers
 			r.verdict = ledger.Verdict{Outcome: ledger.InProgress}
 			return 0, nil, errNoGrant
@@ -380,8 +381,8 @@ func (r *run[T]) settle(s *session[T], entry *ledger.Entry) error {
 		return &failure{broken, errors.New("the decision table does not take the answer of a claim it granted")}
 	}
 	var now int64
-	err := s.t.scan(s.control, s.dialect.settle, settleArgs(entry, verdict.Write.Settle), &now)
-	if errors.Is(err, errNoRow) {
+	err := s.t.Scan(s.control, s.dialect.settle, settleArgs(entry, verdict.Write.Settle), &now)
+	if errors.Is(err, sqldb.ErrNoRow) {
 		return &failure{broken, errors.New("the claim is gone from the table before the work was over")}
 	}
 	return statementFailure(err)

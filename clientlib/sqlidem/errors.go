@@ -3,7 +3,6 @@ package sqlidem
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"time"
 
 	"github.com/cockroachdb/cockroach-go/v2/crdb"
@@ -13,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/idemd/idemd/clientlib"
+	"github.com/idemd/idemd/clientlib/internal/sqldb"
 	"github.com/idemd/idemd/ledger"
 )
 
@@ -45,26 +45,6 @@ func kindOf(err error) kind {
 	return 0
 }
 
-// sqlState is the SQLSTATE of an error of pgx, of lib/pq, or of a driver that does likewise; "" if there is none.
-func sqlState(err error) string {
-	var state interface{ SQLState() string }
-	if errors.As(err, &state) {
-		return state.SQLState()
-	}
-	return ""
-}
-
-// isContention recognises what is cured by running the whole transaction again: a serialization failure, a deadlock, CockroachDB's restart.
-func isContention(err error) bool {
-	switch sqlState(err) {
-	case "40001", "40P01", "CR000":
-		return true
-	}
-	var exhausted *crdb.MaxRetriesExceededError
-	var restart *crdb.TxnRestartError
-	return errors.As(err, &exhausted) || errors.As(err, &restart)
-}
-
 // statementFailure is the failure of a statement before the commit: nothing is committed.
 func statementFailure(err error) error {
 	switch {
@@ -72,7 +52,7 @@ func statementFailure(err error) error {
 		return nil
 	case kindOf(err) != 0:
 		return err
-	case isContention(err):
+	case sqldb.Retryable(err):
 		return &failure{contended, err}
 	default:
 		return &failure{broken, err}
@@ -82,12 +62,12 @@ func statementFailure(err error) error {
 // commitFailure is the failure of a commit. What the server says against it, other than that it cannot tell, is an error of the mutation, such
 // as a deferred constraint: it goes to the caller as it is.
 func commitFailure(err error) error {
-	code := sqlState(err)
+	code := sqldb.SQLState(err)
 	var ambiguous *crdb.AmbiguousCommitError
 	switch {
 	case err == nil:
 		return nil
-	case isContention(err):
+	case sqldb.Retryable(err):
 		return &failure{contended, err}
 	case pgconn.SafeToRetry(err), errors.Is(err, pgx.ErrTxCommitRollback):
 		return &failure{broken, err}
@@ -99,29 +79,6 @@ func commitFailure(err error) error {
 		return &failure{unknown, err}
 	}
 	return err
-}
-
-// The pauses between tries: the first, doubled each time up to the longest, each shortened at random so that the contenders do not meet
-// again.
-const (
-	firstPause   = 4 * time.Millisecond
-	longestPause = 250 * time.Millisecond
-)
-
-// pause waits before the try after the given one, counted from 1. False: the context ended.
-func pause(ctx context.Context, try int) bool {
-	length := longestPause
-	if try < 7 {
-		length = min(firstPause<<(try-1), longestPause)
-	}
-	timer := time.NewTimer(length/2 + rand.N(length/2+1))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // codeOf is the gRPC code under which a refusal travels: the same as the daemon's.
@@ -200,7 +157,7 @@ func storeRefusal(ctx context.Context, message string, cause error) error {
 			e.Code = codes.Canceled
 		}
 		cause = errors.Join(ctx.Err(), cause)
-	case sqlState(cause) == "42P01":
+	case sqldb.SQLState(cause) == "42P01":
 		e.RetryAfter = 0
 		e.Message = "the tables are not there: run sqlidem.Migrate, or what idemd ddl prints"
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/idemd/idemd/clientlib"
 	"github.com/idemd/idemd/clientlib/fingerprint"
+	"github.com/idemd/idemd/clientlib/internal/sqldb"
 	"github.com/idemd/idemd/ledger"
 )
 
@@ -208,7 +209,7 @@ func (g *guarded[T]) run(ctx context.Context, claim clientlib.Claim) (clientlib.
 		case found != nil && found.fence == claim.Fence:
 			g.found, g.response, g.workErr = nil, response, workErr // our own
 			return g.reported(ctx, nil)
-		case found != nil || n == maxTries:
+		case found != nil || n == sqldb.MaxTries:
 			return clientlib.Response{}, fencedOff()
 		}
 	}
@@ -252,7 +253,7 @@ func fencedOff() *clientlib.Error {
 // its fence.
 func (g *guarded[T]) mutate(ctx context.Context, claim clientlib.Claim, s *session[T]) error {
 	g.response, g.workErr = clientlib.Response{}, nil
-	if err := s.t.script(ctx, savepointWork); err != nil {
+	if err := s.t.Script(ctx, savepointWork); err != nil {
 		return statementFailure(err)
 	}
 	response, err := g.work(ctx, s.tx, claim)
@@ -262,20 +263,20 @@ func (g *guarded[T]) mutate(ctx context.Context, claim clientlib.Claim, s *sessi
 	case err == nil:
 		g.response = response
 		answer = ledger.EncodeAnswer(keptResponse(response), nil)
-	case isContention(err):
+	case sqldb.Retryable(err):
 		return &failure{contended, err}
 	case g.options.Classes.ClassOf(err) != clientlib.FinalFailure:
 		return &workError{err}
 	default:
-		if err := s.t.script(s.control, rollbackToWork); err != nil {
+		if err := s.t.Script(s.control, rollbackToWork); err != nil {
 			return statementFailure(err)
 		}
 		g.workErr = err
 		answer = ledger.EncodeAnswer(nil, receiptRules.TrimFailure(finalFailure(err)))
 	}
 	var written int64
-	err = s.t.scan(s.control, s.dialect.answer, g.receiptArgs(claim, answer), &written)
-	if errors.Is(err, errNoRow) {
+	err = s.t.Scan(s.control, s.dialect.answer, g.receiptArgs(claim, answer), &written)
+	if errors.Is(err, sqldb.ErrNoRow) {
 		return errFenced
 	}
 	return statementFailure(err)
@@ -320,7 +321,7 @@ func (g *guarded[T]) fence(ctx context.Context, claim clientlib.Claim) (*receipt
 		case err == nil:
 			g.fenced = claim.Fence
 			return nil, nil
-		case kindOf(err) == unknown && n < maxTries && pause(ctx, n): // doing it again does no harm
+		case kindOf(err) == unknown && n < sqldb.MaxTries && sqldb.BackOff(ctx, n): // doing it again does no harm
 		default:
 			return nil, err
 		}
@@ -332,8 +333,8 @@ func (g *guarded[T]) putFence(ctx context.Context, claim clientlib.Claim, s *ses
 		return nil, err
 	}
 	var written int64
-	err := s.t.scan(ctx, s.dialect.fence, g.receiptArgs(claim, nil), &written)
-	if !errors.Is(err, errNoRow) {
+	err := s.t.Scan(ctx, s.dialect.fence, g.receiptArgs(claim, nil), &written)
+	if !errors.Is(err, sqldb.ErrNoRow) {
 		return nil, statementFailure(err)
 	}
 	found, err := readReceipt(ctx, s, receiptRef(claim.Ref))
@@ -364,8 +365,8 @@ func readReceipt[T any](ctx context.Context, s *session[T], ref ledger.Ref) (*re
 	var r receipt
 	var written int64
 	var fingerprints, answer []byte
-	err := s.t.scan(ctx, s.dialect.receipt, scopeArgs(ref), &r.incarnation, &r.fence, &fingerprints, &written, &answer)
-	if errors.Is(err, errNoRow) {
+	err := s.t.Scan(ctx, s.dialect.receipt, scopeArgs(ref), &r.incarnation, &r.fence, &fingerprints, &written, &answer)
+	if errors.Is(err, sqldb.ErrNoRow) {
 		return nil, nil
 	}
 	if err == nil {
@@ -422,10 +423,10 @@ func (r *Receipts[T]) due(ctx context.Context, shard, limit int) (due []dueRecei
 	err = r.db.transact(ctx, sql.LevelDefault, func(s *session[T]) error {
 		due = due[:0]
 		var now int64
-		if err := s.t.scan(ctx, s.dialect.tell, nil, &now); err != nil {
+		if err := s.t.Scan(ctx, s.dialect.tell, nil, &now); err != nil {
 			return statementFailure(err)
 		}
-		return statementFailure(s.t.each(ctx, s.dialect.dueReceipts, []any{int64(shard), now, int64(limit)}, func(scan func(...any) error) error {
+		return statementFailure(s.t.Each(ctx, s.dialect.dueReceipts, []any{int64(shard), now, int64(limit)}, func(scan func(...any) error) error {
 			var one dueReceipt
 			defer func() { due = append(due, one) }()
 			return scan(&one.ref.Tenant, &one.ref.Operation, &one.ref.Key, &one.incarnation, &one.fence)
@@ -451,7 +452,7 @@ func (r *Receipts[T]) sweepOne(ctx context.Context, one dueReceipt, total *Swept
 		if !gone {
 			text, args = s.dialect.putOff, append(args[:5:5], (r.config.Retention/putOffParts).Microseconds())
 		}
-		_, err := s.t.exec(ctx, text, args...)
+		_, err := s.t.Exec(ctx, text, args...)
 		return statementFailure(err)
 	})
 	if err != nil {

@@ -1,10 +1,11 @@
 package sqlidem
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/idemd/idemd/clientlib/internal/sqldb"
 )
 
 // dialect is what is said to one kind of database: the texts of all statements, made once. Each begins with its name in a comment,
@@ -32,8 +33,7 @@ const (
 )
 
 func newDialect(e Engine, config Config) *dialect {
-	t := tables{config.TablePrefix}
-	d := &dialect{engine: e, entries: t.named("entries"), receipts: t.named("receipts"), clock: config.ClockSQL}
+	d := &dialect{engine: e, entries: config.TablePrefix + "entries", receipts: config.TablePrefix + "receipts", clock: config.ClockSQL}
 	if d.clock == "" {
 		// The clock that moves within a transaction: the time of the answer is not that of the claim.
 		d.clock = "(extract(epoch FROM clock_timestamp()) * 1000000)::INT8"
@@ -93,35 +93,16 @@ func (d *dialect) buildReceipts() {
 		" AND r.incarnation = $4::INT8 AND r.fence = $5::INT8"
 }
 
-// values are rows of parameters for an IN or a FROM, each value with its type.
-func values(rows int, types ...string) string {
-	var text strings.Builder
-	for row := range rows {
-		if row > 0 {
-			text.WriteString(", ")
-		}
-		for i, typ := range types {
-			open := ", "
-			if i == 0 {
-				open = "("
-			}
-			fmt.Fprintf(&text, "%s$%d::%s", open, row*len(types)+i+1, typ)
-		}
-		text.WriteString(")")
-	}
-	return text.String()
-}
-
 // forget deletes rows of entries whose revision is unchanged.
 func (d *dialect) forget(rows int) string {
 	return "/* idem:forget */ DELETE FROM " + d.entries + " WHERE (tenant, operation, key, incarnation, revision) IN (VALUES " +
-		values(rows, "TEXT", "TEXT", "TEXT", "INT8", "INT8") + ")"
+		sqldb.Tuples(1, rows, "TEXT", "TEXT", "TEXT", "INT8", "INT8") + ")"
 }
 
 // closeEntries leaves tombstones of rows whose revision is unchanged.
 func (d *dialect) closeEntries(rows int) string {
 	return "/* idem:close */ UPDATE " + d.entries + " AS e SET closed = true, answer = NULL, due_at = v.due_at, revision = e.revision + 1\n" +
-		"FROM (VALUES " + values(rows, "TEXT", "TEXT", "TEXT", "INT8", "INT8", "INT8") + ") AS v (tenant, operation, key, incarnation, revision, due_at)\n" +
+		"FROM (VALUES " + sqldb.Tuples(1, rows, "TEXT", "TEXT", "TEXT", "INT8", "INT8", "INT8") + ") AS v (tenant, operation, key, incarnation, revision, due_at)\n" +
 		"WHERE e.tenant = v.tenant AND e.operation = v.operation AND e.key = v.key AND e.incarnation = v.incarnation AND e.revision = v.revision"
 }
 

@@ -81,12 +81,12 @@ func Sweep[T any](ctx context.Context, db *DB[T], options SweepOptions) (Swept, 
 // sweepBatch does what is due for the first rows of a shard.
 func sweepBatch[T any](ctx context.Context, s *session[T], shard, limit int) (Swept, error) {
 	var now int64
-	if err := s.t.scan(ctx, s.dialect.tell, nil, &now); err != nil {
+	if err := s.t.Scan(ctx, s.dialect.tell, nil, &now); err != nil {
 		return Swept{}, statementFailure(err)
 	}
 	var batch Swept
 	var closing, forgetting []any
-	err := s.t.each(ctx, s.dialect.due, []any{int64(shard), now, int64(limit)}, func(scan func(...any) error) error {
+	err := s.t.Each(ctx, s.dialect.due, []any{int64(shard), now, int64(limit)}, func(scan func(...any) error) error {
 		var row entryRow
 		var ref ledger.Ref
 		if err := scan(append(row.targets(), &ref.Tenant, &ref.Operation, &ref.Key)...); err != nil {
@@ -109,10 +109,10 @@ func sweepBatch[T any](ctx context.Context, s *session[T], shard, limit int) (Sw
 		return nil
 	})
 	if err == nil && batch.Closed > 0 {
-		_, err = s.t.exec(ctx, s.dialect.closeEntries(batch.Closed), closing...)
+		_, err = s.t.Exec(ctx, s.dialect.closeEntries(batch.Closed), closing...)
 	}
 	if err == nil && batch.Forgotten > 0 {
-		_, err = s.t.exec(ctx, s.dialect.forget(batch.Forgotten), forgetting...)
+		_, err = s.t.Exec(ctx, s.dialect.forget(batch.Forgotten), forgetting...)
 	}
 	if err != nil {
 		return Swept{}, statementFailure(err)

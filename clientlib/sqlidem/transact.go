@@ -5,21 +5,17 @@ import (
 	"database/sql"
 	"sync"
 	"time"
+
+	"github.com/idemd/idemd/clientlib/internal/sqldb"
 )
 
-const (
-	// maxTries is how often a transaction is run that others get in the way of.
-	maxTries = 10
-	// minStatementTime is what a claiming statement is given on CockroachDB although nobody is waited for: its own work takes time there.
-	minStatementTime = 500 * time.Millisecond
-	// closeTimeout bounds a rollback, and the closing of a connection.
-	closeTimeout = 5 * time.Second
-)
+// minStatementTime is what a claiming statement is given on CockroachDB although nobody is waited for: its own work takes time there.
+const minStatementTime = 500 * time.Millisecond
 
 // session is one run of a transaction.
 type session[T any] struct {
 	tx      T
-	t       txn
+	t       sqldb.Txn
 	dialect *dialect
 	// control is what the transaction hangs on. It ends with the caller's context until the transaction has begun, and within the commit
 	// timeout from when the work is over. What the work has done is committed although nobody may be listening any more.
@@ -37,7 +33,7 @@ type session[T any] struct {
 }
 
 // began says that the transaction has begun. From here on the caller's end only ends the statements that are given its context.
-func (s *session[T]) began(tx T, t txn) {
+func (s *session[T]) began(tx T, t sqldb.Txn) {
 	s.unlink()
 	s.tx, s.t = tx, t
 }
@@ -77,15 +73,15 @@ func (s *session[T]) close() {
 func (s *session[T]) waitAtMost(ctx context.Context, wait time.Duration) error {
 	if s.dialect.engine == PostgreSQL {
 		var now string
-		return statementFailure(s.t.scan(ctx, limitPostgreSQL, []any{milliseconds(wait)}, &s.before, &now))
+		return statementFailure(s.t.Scan(ctx, limitPostgreSQL, []any{milliseconds(wait)}, &s.before, &now))
 	}
 	s.limited = true
-	return statementFailure(s.t.script(ctx, "SET statement_timeout = "+literal(milliseconds(max(wait, minStatementTime)))))
+	return statementFailure(s.t.Script(ctx, "SET statement_timeout = "+literal(milliseconds(max(wait, minStatementTime)))))
 }
 
 // begun puts back the limit that was there, and marks where the work begins.
 func (s *session[T]) begun(ctx context.Context) error {
-	return statementFailure(s.t.script(ctx, s.putBack(), savepointWork))
+	return statementFailure(s.t.Script(ctx, s.putBack(), savepointWork))
 }
 
 func (s *session[T]) putBack() string {
@@ -97,19 +93,19 @@ func (s *session[T]) putBack() string {
 
 // waitedTooLong recognises the end of waitAtMost.
 func (d *dialect) waitedTooLong(err error) bool {
-	state := sqlState(err)
+	state := sqldb.SQLState(err)
 	return state == "55P03" || state == "57014" && d.engine == CockroachDB
 }
 
 // transact runs fn in a transaction and commits it, again while others get in the way. An error of fn rolls it back and is returned as it is; all
 // others are [*failure] values, or what the database holds against the mutation.
 func (d *DB[T]) transact(ctx context.Context, isolation sql.IsolationLevel, fn func(*session[T]) error) error {
-	c, err := d.driver.acquire(ctx)
+	c, err := d.driver.Acquire(ctx)
 	if err != nil {
 		return &failure{broken, err}
 	}
 	sound := true
-	defer func() { c.release(sound) }()
+	defer func() { c.Release(sound) }()
 	known, err := d.dialectOn(ctx, c)
 	if err != nil {
 		return &failure{broken, err}
@@ -125,7 +121,7 @@ func (d *DB[T]) transact(ctx context.Context, isolation sql.IsolationLevel, fn f
 	}
 	for n := 1; ; n++ {
 		err := once(c, s, isolation, fn)
-		if kindOf(err) != contended || n == maxTries || !pause(ctx, n) {
+		if kindOf(err) != contended || n == sqldb.MaxTries || !sqldb.BackOff(ctx, n) {
 			return err
 		}
 		s.again(ctx)
@@ -133,8 +129,8 @@ func (d *DB[T]) transact(ctx context.Context, isolation sql.IsolationLevel, fn f
 }
 
 // once is one run on PostgreSQL. cockroach-go is of no use here: it calls a commit done that failed.
-func once[T any](c conn[T], s *session[T], isolation sql.IsolationLevel, fn func(*session[T]) error) error {
-	tx, t, err := c.begin(s.control, isolation)
+func once[T any](c sqldb.Conn[T], s *session[T], isolation sql.IsolationLevel, fn func(*session[T]) error) error {
+	tx, t, err := c.Begin(s.control, isolation)
 	if err != nil {
 		return statementFailure(err)
 	}
@@ -142,29 +138,27 @@ func once[T any](c conn[T], s *session[T], isolation sql.IsolationLevel, fn func
 	ended := false
 	defer func() {
 		if !ended { // also where fn panics
-			ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-			defer cancel()
-			_ = t.rollback(ctx)
+			sqldb.RollBack(t)
 		}
 	}()
 	if err := fn(s); err != nil {
 		return err
 	}
 	ended = true
-	return commitFailure(t.commit(s.control))
+	return commitFailure(t.Commit(s.control))
 }
 
 // restarting is all runs on CockroachDB, by its own restart protocol.
-func restarting[T any](ctx context.Context, c conn[T], s *session[T], isolation sql.IsolationLevel, fn func(*session[T]) error) (err error, sound bool) {
-	if err := c.scan(ctx, currentStatements, nil, &s.before); err != nil {
+func restarting[T any](ctx context.Context, c sqldb.Conn[T], s *session[T], isolation sql.IsolationLevel, fn func(*session[T]) error) (err error, sound bool) {
+	if err := c.Scan(ctx, currentStatements, nil, &s.before); err != nil {
 		return &failure{broken, err}, true
 	}
 	runs := 0
 	var last error
-	err = c.restarting(s.control, isolation, maxTries-1, func(tx T, t txn) error {
+	err = c.Restarting(s.control, isolation, sqldb.MaxTries-1, func(tx T, t sqldb.Txn) error {
 		if runs++; runs > 1 {
 			s.again(ctx)
-			if !pause(ctx, runs-1) {
+			if !sqldb.BackOff(ctx, runs-1) {
 				last = &failure{broken, ctx.Err()}
 				return last
 			}
@@ -173,9 +167,7 @@ func restarting[T any](ctx context.Context, c conn[T], s *session[T], isolation 
 		returned := false
 		defer func() {
 			if !returned { // a runtime.Goexit in the work would have cockroach-go commit what there is
-				clean, cancel := context.WithTimeout(context.Background(), closeTimeout)
-				defer cancel()
-				_ = t.rollback(clean)
+				sqldb.RollBack(t)
 			}
 		}()
 		last = fn(s)
@@ -184,9 +176,9 @@ func restarting[T any](ctx context.Context, c conn[T], s *session[T], isolation 
 	})
 	sound = true
 	if s.limited {
-		clean, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		clean, cancel := context.WithTimeout(context.Background(), sqldb.CloseTimeout)
 		defer cancel()
-		_, unset := c.exec(clean, s.putBack())
+		_, unset := c.Exec(clean, s.putBack())
 		sound = unset == nil
 	}
 	switch {

@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/idemd/idemd/clientlib/fingerprint"
-	"github.com/idemd/idemd/clientlib/sqlidem/internal/sqldb"
+	"github.com/idemd/idemd/clientlib/internal/sqldb"
 )
 
 // MaxNameLength is how many characters a subscriber or a message id may have.
@@ -232,7 +232,7 @@ func (b *Inbox[T]) insert(ctx context.Context, q sqldb.Querier, m Message) (firs
 // also when the outcome of the commit is unknown.
 func (b *Inbox[T]) Handle(ctx context.Context, message Message, fn func(ctx context.Context, tx T) error) (outcome Outcome, err error) {
 	err = sqldb.Retry(ctx, func() error {
-		return b.driver.Transact(ctx, func(ctx context.Context, tx T) (err error) {
+		return sqldb.Transact(ctx, b.driver, func(ctx context.Context, tx T) (err error) {
 			outcome, err = b.ReceiveMessage(ctx, tx, message, func(ctx context.Context) error { return fn(ctx, tx) })
 			return err
 		})

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/idemd/idemd/clientlib/fingerprint"
+	"github.com/idemd/idemd/clientlib/sqlidem"
 	"github.com/idemd/idemd/clientlib/sqlidem/inbox"
 )
 
@@ -327,21 +328,21 @@ func TestMigrationsRunTogetherAndAgain(t *testing.T) {
 func TestAConfigThatCannotWorkIsRefused(t *testing.T) {
 	t.Parallel()
 	for name, err := range map[string]error{
-		"prefix":    inbox.Config{TablePrefix: "idem; DROP"}.Validate(),
-		"no age":    inbox.SweepConfig{}.Validate(),
-		"batch":     inbox.SweepConfig{Age: day, BatchSize: -1}.Validate(),
-		"pause":     inbox.SweepConfig{Age: day, Pause: -time.Second}.Validate(),
-		"no pool":   second(inbox.NewSQL(nil, inbox.Config{})),
-		"no pgx":    second(inbox.NewPgx(nil, inbox.Config{})),
-		"an engine": second(inbox.DDL("mysql", inbox.Config{})),
+		"prefix":  inbox.Config{TablePrefix: "idem; DROP"}.Validate(),
+		"no age":  inbox.SweepConfig{}.Validate(),
+		"batch":   inbox.SweepConfig{Age: day, BatchSize: -1}.Validate(),
+		"pause":   inbox.SweepConfig{Age: day, Pause: -time.Second}.Validate(),
+		"no pool": second(inbox.NewSQL(nil, inbox.Config{})),
+		"no pgx":  second(inbox.NewPgx(nil, inbox.Config{})),
+		"DDL":     second(inbox.DDL(sqlidem.PostgreSQL, inbox.Config{TablePrefix: "idem; DROP"})),
 	} {
 		if err == nil {
 			t.Errorf("%s: nothing was refused", name)
 		}
 	}
-	statements, err := inbox.DDL("postgres", inbox.Config{TablePrefix: "app.idem_"})
-	if err != nil || !strings.Contains(statements[0], "EXISTS app.idem_inbox (") || !strings.Contains(statements[1], "EXISTS idem_inbox_by_age ON app.idem_inbox") {
-		t.Errorf("DDL: %q, %v", statements, err)
+	script, err := inbox.DDL(sqlidem.PostgreSQL, inbox.Config{TablePrefix: "app.idem_"})
+	if err != nil || !strings.Contains(script, "EXISTS app.idem_inbox (") || !strings.Contains(script, "EXISTS idem_inbox_by_age ON app.idem_inbox") {
+		t.Errorf("DDL: %q, %v", script, err)
 	}
 }
 

@@ -3,7 +3,7 @@ package inbox_test
 import (
 	"testing"
 
-	"github.com/idemd/idemd/clientlib/sqlidem/internal/sqldbtest"
+	"github.com/idemd/idemd/clientlib/internal/sqldbtest"
 )
 
 func TestMain(m *testing.M) { sqldbtest.Main(m) }

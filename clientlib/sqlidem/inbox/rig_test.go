@@ -8,8 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/idemd/idemd/clientlib/internal/sqldbtest"
 	"github.com/idemd/idemd/clientlib/sqlidem/inbox"
-	"github.com/idemd/idemd/clientlib/sqlidem/internal/sqldbtest"
 )
 
 // work is what a handler does in its transaction.

@@ -3,15 +3,23 @@ package inbox
 import (
 	"context"
 	"fmt"
-	"strings"
 
-	"github.com/idemd/idemd/clientlib/sqlidem/internal/sqldb"
+	"github.com/idemd/idemd/clientlib/internal/sqldb"
 )
 
 // The table is touched in each handler's transaction: one narrow row, found by its primary key. received_at rises with the clock, so a
 // shard stands before it in the index, or CockroachDB would write all of them to one range.
-var schema = []string{
-	`CREATE TABLE IF NOT EXISTS {inbox} (
+var schema = sqldb.Schema{
+	Holds: "The inbox of clientlib/sqlidem/inbox", After: sqldb.StepsOfInbox,
+	Names: []string{"inbox", "inbox_by_age"},
+	Types: func(e sqldb.Engine) []string {
+		if e == sqldb.CockroachDB {
+			return []string{"{text}", "STRING", "{bytes}", "BYTES"}
+		}
+		return []string{"{text}", `TEXT COLLATE "C"`, "{bytes}", "BYTEA"} // byte order, in every locale
+	},
+	Steps: []sqldb.Step{
+		{Name: "inbox", SQL: `CREATE TABLE IF NOT EXISTS {inbox} (
     subscriber  {text} NOT NULL,
     message_id  {text} NOT NULL,
     shard       INT2 NOT NULL CHECK (shard BETWEEN 0 AND 15),
@@ -19,45 +27,23 @@ var schema = []string{
     fingerprint {bytes},
     received_at TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (subscriber, message_id)
-)`,
-	`CREATE INDEX IF NOT EXISTS {#inbox_by_age} ON {inbox} (shard, received_at)`,
+)`},
+		{Name: "inbox_by_age", SQL: `CREATE INDEX IF NOT EXISTS {#inbox_by_age} ON {inbox} (shard, received_at)`},
+	},
 }
 
-var tables = []string{"inbox", "inbox_by_age"}
-
-// DDL is the schema for an engine, "postgres" or "cockroach": statements to be run one by one, in order. Each does no harm when run again.
-func DDL(engine string, config Config) ([]string, error) {
+// DDL is the schema as a script, for an engine of package sqlidem. [Inbox.Migrate] does the same and finds nothing to do after it.
+func DDL(e sqldb.Engine, config Config) (string, error) {
 	if err := config.Validate(); err != nil {
-		return nil, err
+		return "", err
 	}
-	e, err := sqldb.ParseEngine(engine)
-	if err != nil {
-		return nil, fmt.Errorf("inbox: %w", err)
-	}
-	return ddl(e, config), nil
+	return schema.Script(e, config.TablePrefix), nil
 }
 
-func ddl(e sqldb.Engine, config Config) []string {
-	types := strings.NewReplacer("{text}", "STRING", "{bytes}", "BYTES")
-	if e == sqldb.PostgreSQL {
-		// Byte order, in every locale.
-		types = strings.NewReplacer("{text}", `TEXT COLLATE "C"`, "{bytes}", "BYTEA")
-	}
-	named := sqldb.Naming(config.TablePrefix, tables...)
-	out := make([]string, len(schema))
-	for i, text := range schema {
-		out[i] = named.Replace(types.Replace(text))
-	}
-	return out
-}
-
-// Migrate makes the table. Any number may run at once, and as often as they like. It needs the right to create tables; receiving does not.
+// Migrate makes the table, or brings it to what this version needs. Any number may run at once, and as often as they like. It needs the
+// right to create tables; receiving does not.
 func (b *Inbox[T]) Migrate(ctx context.Context) error {
-	e, err := sqldb.EngineOf(ctx, b.driver)
-	if err == nil {
-		err = sqldb.RunDDL(ctx, b.driver, ddl(e, b.config))
-	}
-	if err != nil {
+	if err := schema.Migrate(ctx, b.driver, b.config.TablePrefix); err != nil {
 		return fmt.Errorf("inbox: migrate: %w", err)
 	}
 	return nil
@@ -67,7 +53,7 @@ func (b *Inbox[T]) Migrate(ctx context.Context) error {
 type statements struct{ insert, read, sweep string }
 
 func newStatements(prefix string) statements {
-	named := sqldb.Naming(prefix, tables...)
+	named := sqldb.Naming(prefix, schema.Names...)
 	return statements{
 		// Where another transaction has inserted the same message and not ended, this waits for it.
 		insert: named.Replace(`/* idem:inbox-insert */ INSERT INTO {inbox} (subscriber, message_id, shard, algorithm, fingerprint)

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/idemd/idemd/clientlib/sqlidem/internal/sqldb"
+	"github.com/idemd/idemd/clientlib/internal/sqldb"
 )
 
 // DefaultSweepBatch is how many messages one statement of a sweep forgets.

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/idemd/idemd/clientlib/sqlidem/internal/sqldbtest"
+	"github.com/idemd/idemd/clientlib/internal/sqldbtest"
 	"github.com/idemd/idemd/clientlib/sqlidem/outbox"
 )
 

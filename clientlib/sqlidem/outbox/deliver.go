@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/idemd/idemd/clientlib/sqlidem/internal/sqldb"
+	"github.com/idemd/idemd/clientlib/internal/sqldb"
 )
 
 // holding is a claim in the hands of a worker.
@@ -194,7 +194,7 @@ func (d *Dispatcher) broke(ctx context.Context, h *holding, events []Envelope, n
 		d.interrupted(ctx, h, err)
 		return
 	}
-	failed := settlement{release: true, failure: limited(err.Error()), pause: jittered(d.config.FirstPause)}
+	failed := settlement{release: true, failure: sqldb.Text(err.Error(), maxErrorLength), pause: jittered(d.config.FirstPause)}
 	if n == 0 {
 		failed.attempts = h.attempts
 	}
@@ -237,7 +237,7 @@ func (d *Dispatcher) interrupted(ctx context.Context, h *holding, err error) {
 		// What failed before has not been tried again: it keeps its count, and its pause begins again.
 		with := settlement{published: h.published, attempts: h.attempts, release: true}
 		if h.attempts > 0 {
-			with.pause, with.failure = d.config.FirstPause, limited(err.Error())
+			with.pause, with.failure = d.config.FirstPause, sqldb.Text(err.Error(), maxErrorLength)
 		}
 		d.record(ctx, h, with)
 	}
@@ -290,18 +290,3 @@ func (d *Dispatcher) lost(h *holding) {
 
 // maxErrorLength is how much of a publisher's error is kept in the table.
 const maxErrorLength = 500
-
-// limited shortens an error's text to what the table keeps, and makes it what a text column takes.
-func limited(text string) string {
-	out := make([]rune, 0, min(len(text), maxErrorLength))
-	for _, r := range text {
-		if len(out) == maxErrorLength {
-			break
-		}
-		if r == 0 {
-			r = ' '
-		}
-		out = append(out, r)
-	}
-	return string(out)
-}

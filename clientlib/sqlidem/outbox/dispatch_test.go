@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/idemd/idemd/clientlib/sqlidem/internal/sqldbtest"
+	"github.com/idemd/idemd/clientlib/internal/sqldbtest"
 	"github.com/idemd/idemd/clientlib/sqlidem/outbox"
 )
 

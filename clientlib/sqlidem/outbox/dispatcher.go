@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/idemd/idemd/clientlib/sqlidem/internal/sqldb"
+	"github.com/idemd/idemd/clientlib/internal/sqldb"
 )
 
 const (
@@ -98,20 +98,14 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 	defer d.running.Unlock()
 	work, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
+	unlink := context.AfterFunc(ctx, func() {
+		if sqldb.Pause(work, d.config.StopTimeout) {
+			cancel(errStopping)
+		}
+	})
+	defer unlink()
 	d.loop(ctx, work)
-	ended := make(chan struct{})
-	go func() {
-		d.workers.Wait()
-		close(ended)
-	}()
-	timer := time.NewTimer(d.config.StopTimeout)
-	defer timer.Stop()
-	select {
-	case <-ended:
-	case <-timer.C:
-		cancel(errStopping)
-		<-ended
-	}
+	d.workers.Wait()
 	return nil
 }
 
@@ -209,7 +203,8 @@ func (d *Dispatcher) round(ctx, work context.Context) (claimed int, end bool, er
 	candidates := d.found[:min(room, len(d.found))]
 	d.found = d.found[len(candidates):]
 	began := time.Now()
-	claims, err := within(ctx, func(ctx context.Context) ([]claim, error) {
+	// Not under ctx: a claim that was committed and whose reply nobody waits for would keep the aggregate from everybody for a lease.
+	claims, err := within(work, func(ctx context.Context) ([]claim, error) {
 		return d.store.claim(ctx, candidates, d.config.Owner, d.config.Lease, margin)
 	})
 	if err != nil {

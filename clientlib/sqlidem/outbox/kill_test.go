@@ -17,8 +17,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/idemd/idemd/clientlib/internal/sqldbtest"
 	"github.com/idemd/idemd/clientlib/sqlidem/inbox"
-	"github.com/idemd/idemd/clientlib/sqlidem/internal/sqldbtest"
 	"github.com/idemd/idemd/clientlib/sqlidem/outbox"
 )
 

@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/idemd/idemd/clientlib/sqlidem/internal/sqldbtest"
+	"github.com/idemd/idemd/clientlib/internal/sqldbtest"
 )
 
 func TestMain(m *testing.M) {

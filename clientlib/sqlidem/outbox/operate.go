@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/idemd/idemd/clientlib/sqlidem/internal/sqldb"
+	"github.com/idemd/idemd/clientlib/internal/sqldb"
 )
 
 // Parked is an aggregate that waits for an operator.

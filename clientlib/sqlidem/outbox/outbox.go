@@ -11,7 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/idemd/idemd/clientlib/sqlidem/internal/sqldb"
+	"github.com/idemd/idemd/clientlib/internal/sqldb"
 )
 
 // DefaultMaxPayloadBytes is how long a payload may be: what Kafka takes as it comes.
@@ -80,7 +80,7 @@ func newOutbox[T any](driver sqldb.Driver[T], config Config, err error) (*Outbox
 		return nil, err
 	}
 	config = config.withDefaults()
-	named := sqldb.Naming(config.TablePrefix, tables...)
+	named := sqldb.Naming(config.TablePrefix, schema.Names...)
 	return &Outbox[T]{driver: driver, config: config, write: named.Replace(writeSQL), store: newStore(driver, named, config)}, nil
 }
 

@@ -12,7 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/idemd/idemd/clientlib/sqlidem/internal/sqldbtest"
+	"github.com/idemd/idemd/clientlib/internal/sqldbtest"
 	"github.com/idemd/idemd/clientlib/sqlidem/outbox"
 )
 

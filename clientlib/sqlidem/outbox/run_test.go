@@ -1,16 +1,21 @@
 package outbox_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"net"
+	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/idemd/idemd/clientlib/sqlidem/internal/sqldbtest"
+	"github.com/idemd/idemd/clientlib/internal/sqldbtest"
 	"github.com/idemd/idemd/clientlib/sqlidem/outbox"
 	"github.com/idemd/idemd/ledger/sqlstore/pgtest"
 )
@@ -68,6 +73,77 @@ func TestADispatcherThatIsStoppedFinishesWhatItHasInHandAndGivesItsAggregatesBac
 		}
 		once(t, r.runs(t, b.publisher("next"), quick()))
 		same(t, "published, without waiting for a lease", b.versions(order("a")), []int64{1, 2, 3})
+	})
+}
+
+// latecomer is a connection on which the answer to a claim comes at the very moment that the dispatcher is stopped.
+type latecomer struct {
+	net.Conn
+	claims *atomic.Bool
+	stop   func()
+	given  chan struct{} // closed when somebody gives up on the answer
+	once   *sync.Once
+}
+
+func (c latecomer) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte("idem:outbox-claim")) {
+		c.claims.Store(true)
+	}
+	return c.Conn.Write(b)
+}
+
+func (c latecomer) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.claims.CompareAndSwap(true, false) {
+		c.stop()
+		limit := time.NewTimer(time.Second)
+		defer limit.Stop()
+		select {
+		case <-c.given:
+			return 0, os.ErrDeadlineExceeded
+		case <-limit.C:
+		}
+	}
+	return n, err
+}
+
+func (c latecomer) SetDeadline(t time.Time) error {
+	if !t.IsZero() {
+		c.once.Do(func() { close(c.given) })
+	}
+	return c.Conn.SetDeadline(t)
+}
+
+func TestAClaimThatIsAnsweredWhileTheDispatcherStopsIsGivenBack(t *testing.T) {
+	t.Parallel()
+	everyPostgres(t, func(t *testing.T, direct *rig) {
+		ctx, stop := context.WithCancel(t.Context())
+		config, err := pgxpool.ParseConfig(direct.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dial := config.ConnConfig.DialFunc
+		config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := dial(ctx, network, address)
+			return latecomer{conn, new(atomic.Bool), stop, make(chan struct{}), new(sync.Once)}, err
+		}
+		// The text of a statement goes over the connection with each execution.
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+		d := *direct.Database
+		if d.Pool, err = pgxpool.NewWithConfig(t.Context(), config); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(d.Pool.Close)
+		direct.write(t, event("a"))
+		b := &broker{}
+		r := pgxRig(t, &d, outbox.Config{ClockSQL: d.ClockSQL})
+		if err := r.runs(t, b.publisher("stopped"), quick()).Run(ctx); err != nil {
+			t.Error(err)
+		}
+		same(t, "aggregates that are held by a dispatcher that is gone",
+			direct.Int(t, "SELECT count(*) FROM idem_outbox_deliveries WHERE lease_until > test_now()"), 0)
+		once(t, direct.runs(t, b.publisher("next"), quick()))
+		same(t, "published", b.versions(order("a")), []int64{1})
 	})
 }
 

@@ -3,9 +3,8 @@ package outbox
 import (
 	"context"
 	"fmt"
-	"strings"
 
-	"github.com/idemd/idemd/clientlib/sqlidem/internal/sqldb"
+	"github.com/idemd/idemd/clientlib/internal/sqldb"
 )
 
 // The schema. Who touches what decides who waits for whom:
@@ -16,8 +15,24 @@ import (
 //   - outbox_pending holds a narrow row for each event that no dispatcher has published.
 //   - outbox_deliveries holds how far dispatchers have come with each aggregate and who is at work on it. It is touched by dispatchers
 //     only, in statements that are transactions of their own: a writer that takes its time holds up no dispatcher.
-var schema = []string{
-	`CREATE TABLE IF NOT EXISTS {outbox} (
+var schema = sqldb.Schema{
+	Holds: "The outbox of clientlib/sqlidem/outbox", After: sqldb.StepsOfOutbox,
+	Names: []string{"outbox", "outbox_by_age", "outbox_versions", "outbox_pending", "outbox_deliveries", "outbox_parked"},
+	Types: func(e sqldb.Engine) []string {
+		if e == sqldb.CockroachDB {
+			return []string{"{name}", "VARCHAR(255)", "{text}", "STRING", "{bytes}", "BYTES", "{updated}", "", "{queued}", ""}
+		}
+		return []string{
+			// Byte order, in every locale.
+			"{name}", `VARCHAR(255) COLLATE "C"`, "{text}", "TEXT", "{bytes}", "BYTEA",
+			// Rows that are updated over and over find room for their next version on the same page.
+			"{updated}", " WITH (fillfactor = 75, autovacuum_vacuum_scale_factor = 0.02)",
+			// Rows come and go: what is gone is cleared away before scans have to step over much of it.
+			"{queued}", " WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)",
+		}
+	},
+	Steps: []sqldb.Step{
+		{Name: "outbox", SQL: `CREATE TABLE IF NOT EXISTS {outbox} (
     id            UUID NOT NULL,
     aggregatetype {name} NOT NULL,
     aggregateid   {name} NOT NULL,
@@ -28,22 +43,22 @@ var schema = []string{
     created_at    TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
     shard         INT2 NOT NULL CHECK (shard BETWEEN 0 AND 15),
     PRIMARY KEY (aggregatetype, aggregateid, version)
-)`,
-	`CREATE INDEX IF NOT EXISTS {#outbox_by_age} ON {outbox} (shard, created_at)`,
-	`CREATE TABLE IF NOT EXISTS {outbox_versions} (
+)`},
+		{Name: "outbox_by_age", SQL: `CREATE INDEX IF NOT EXISTS {#outbox_by_age} ON {outbox} (shard, created_at)`},
+		{Name: "outbox_versions", SQL: `CREATE TABLE IF NOT EXISTS {outbox_versions} (
     aggregatetype {name} NOT NULL,
     aggregateid   {name} NOT NULL,
     last_version  INT8 NOT NULL,
     PRIMARY KEY (aggregatetype, aggregateid)
-){updated}`,
-	`CREATE TABLE IF NOT EXISTS {outbox_pending} (
+){updated}`},
+		{Name: "outbox_pending", SQL: `CREATE TABLE IF NOT EXISTS {outbox_pending} (
     aggregatetype {name} NOT NULL,
     aggregateid   {name} NOT NULL,
     version       INT8 NOT NULL,
     written_at    TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (aggregatetype, aggregateid, version)
-){queued}`,
-	`CREATE TABLE IF NOT EXISTS {outbox_deliveries} (
+){queued}`},
+		{Name: "outbox_deliveries", SQL: `CREATE TABLE IF NOT EXISTS {outbox_deliveries} (
     aggregatetype     {name} NOT NULL,
     aggregateid       {name} NOT NULL,
     published_version INT8 NOT NULL,               -- everything up to here was acknowledged by the broker
@@ -57,50 +72,23 @@ var schema = []string{
     last_error        {text} NOT NULL DEFAULT '',
     parked_at         TIMESTAMPTZ,
     PRIMARY KEY (aggregatetype, aggregateid)
-){updated}`,
-	`CREATE INDEX IF NOT EXISTS {#outbox_parked} ON {outbox_deliveries} (parked_at) WHERE parked_at IS NOT NULL`,
+){updated}`},
+		{Name: "outbox_parked", SQL: `CREATE INDEX IF NOT EXISTS {#outbox_parked} ON {outbox_deliveries} (parked_at) WHERE parked_at IS NOT NULL`},
+	},
 }
 
-var tables = []string{"outbox", "outbox_by_age", "outbox_versions", "outbox_pending", "outbox_deliveries", "outbox_parked"}
-
-// DDL is the schema for an engine, "postgres" or "cockroach": statements to be run one by one, in order. Each does no harm when run again.
-func DDL(engine string, config Config) ([]string, error) {
+// DDL is the schema as a script, for an engine of package sqlidem. [Outbox.Migrate] does the same and finds nothing to do after it.
+func DDL(e sqldb.Engine, config Config) (string, error) {
 	if err := config.Validate(); err != nil {
-		return nil, err
+		return "", err
 	}
-	e, err := sqldb.ParseEngine(engine)
-	if err != nil {
-		return nil, fmt.Errorf("outbox: %w", err)
-	}
-	return ddl(e, config), nil
+	return schema.Script(e, config.TablePrefix), nil
 }
 
-func ddl(e sqldb.Engine, config Config) []string {
-	types := strings.NewReplacer("{name}", "VARCHAR(255)", "{text}", "STRING", "{bytes}", "BYTES", "{updated}", "", "{queued}", "")
-	if e == sqldb.PostgreSQL {
-		types = strings.NewReplacer(
-			// Byte order, in every locale.
-			"{name}", `VARCHAR(255) COLLATE "C"`, "{text}", "TEXT", "{bytes}", "BYTEA",
-			// Rows that are updated over and over find room for their next version on the same page.
-			"{updated}", " WITH (fillfactor = 75, autovacuum_vacuum_scale_factor = 0.02)",
-			// Rows come and go: what is gone is cleared away before scans have to step over much of it.
-			"{queued}", " WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000)")
-	}
-	named := sqldb.Naming(config.TablePrefix, tables...)
-	out := make([]string, len(schema))
-	for i, text := range schema {
-		out[i] = named.Replace(types.Replace(text))
-	}
-	return out
-}
-
-// Migrate makes the tables. Any number may run at once, and as often as they like. It needs the right to create tables; nothing else does.
+// Migrate makes the tables, or brings them to what this version needs. Any number may run at once, and as often as they like. It needs the
+// right to create tables; nothing else does.
 func (b *Outbox[T]) Migrate(ctx context.Context) error {
-	e, err := sqldb.EngineOf(ctx, b.driver)
-	if err == nil {
-		err = sqldb.RunDDL(ctx, b.driver, ddl(e, b.config))
-	}
-	if err != nil {
+	if err := schema.Migrate(ctx, b.driver, b.config.TablePrefix); err != nil {
 		return fmt.Errorf("outbox: migrate: %w", err)
 	}
 	return nil

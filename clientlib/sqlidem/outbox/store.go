@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/idemd/idemd/clientlib/sqlidem/internal/sqldb"
+	"github.com/idemd/idemd/clientlib/internal/sqldb"
 )
 
 // store is the dispatchers' side of the tables. Each of its methods is one statement and a transaction of its own, judged by the

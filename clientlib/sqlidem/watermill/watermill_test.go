@@ -12,8 +12,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/idemd/idemd/clientlib/internal/sqldbtest"
 	"github.com/idemd/idemd/clientlib/sqlidem/inbox"
-	"github.com/idemd/idemd/clientlib/sqlidem/internal/sqldbtest"
 	"github.com/idemd/idemd/clientlib/sqlidem/outbox"
 	watermillidem "github.com/idemd/idemd/clientlib/sqlidem/watermill"
 )

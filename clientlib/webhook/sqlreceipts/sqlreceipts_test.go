@@ -16,12 +16,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/idemd/idemd/clientlib"
 	"github.com/idemd/idemd/clientlib/fingerprint"
-	"github.com/idemd/idemd/clientlib/sqlidem/inbox"
+	"github.com/idemd/idemd/clientlib/internal/sqldbtest"
 	"github.com/idemd/idemd/clientlib/webhook"
 	"github.com/idemd/idemd/clientlib/webhook/sqlreceipts"
 	"github.com/idemd/idemd/ledger/sqlstore/pgtest"
@@ -29,66 +27,85 @@ import (
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
+// receipts are what the tests need of a *sqlreceipts.Receipts, whichever its driver.
+type receipts interface {
+	webhook.Receipts
+	Migrate(ctx context.Context) error
+	Sweep(ctx context.Context, receiver string, age time.Duration) (int64, error)
+}
+
 // service is a service with its database, whose effects are rows.
 type service struct {
-	pool     *pgxpool.Pool
-	box      *inbox.Inbox[pgx.Tx]
-	receipts *sqlreceipts.Receipts[pgx.Tx]
+	*sqldbtest.Database
+	receipts receipts
+	// effect is work whose effect is a row, followed by after.
+	effect func(after func() error) webhook.Handler
 }
 
-func newService(t *testing.T, url string) *service {
+// everywhere runs a test on each engine, through each driver.
+func everywhere(t *testing.T, test func(*testing.T, *service)) {
+	t.Parallel()
+	for _, driver := range []string{"pgx", "sql"} {
+		t.Run(driver, func(t *testing.T) {
+			t.Parallel()
+			sqldbtest.OnEveryEngine(t, func(t *testing.T, d *sqldbtest.Database) {
+				d.Exec(t, "CREATE TABLE effects (delivery TEXT NOT NULL)")
+				s := newService(t, d, driver)
+				if err := s.receipts.Migrate(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				test(t, s)
+			})
+		})
+	}
+}
+
+const insertEffect = "INSERT INTO effects VALUES ($1)"
+
+// newService is one more process of a service.
+func newService(t *testing.T, d *sqldbtest.Database, driver string) *service {
 	t.Helper()
-	pool, err := pgxpool.New(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	db := stdlib.OpenDBFromPool(pool)
-	t.Cleanup(func() { _ = db.Close() })
-	box, err := inbox.NewPgx(pool, inbox.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	receipts, err := sqlreceipts.New(db, box, sqlreceipts.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		if err := errors.Join(box.Migrate(t.Context()), receipts.Migrate(t.Context())); err != nil {
+	if driver == "pgx" {
+		r, err := sqlreceipts.NewPgx(d.Pool, sqlreceipts.Config{})
+		if err != nil {
 			t.Fatal(err)
 		}
+		return &service{d, r, func(after func() error) webhook.Handler {
+			return r.InTx(func(ctx context.Context, tx pgx.Tx, d webhook.Delivery) error {
+				if _, err := tx.Exec(ctx, insertEffect, d.ID); err != nil {
+					return err
+				}
+				return after()
+			})
+		}}
 	}
-	s := &service{pool, box, receipts}
-	s.exec(t, "CREATE TABLE IF NOT EXISTS effects (delivery TEXT NOT NULL)")
-	return s
-}
-
-func (s *service) exec(t *testing.T, text string, args ...any) {
-	t.Helper()
-	if _, err := s.pool.Exec(context.Background(), text, args...); err != nil {
+	r, err := sqlreceipts.NewSQL(d.SQL, sqlreceipts.Config{})
+	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-func (s *service) count(t *testing.T, query string, args ...any) (n int) {
-	t.Helper()
-	if err := s.pool.QueryRow(context.Background(), query, args...).Scan(&n); err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
-
-// effect is work whose effect is a row, followed by after.
-func (s *service) effect(after func() error) webhook.Handler {
-	return s.receipts.InTx(func(ctx context.Context, tx pgx.Tx, d webhook.Delivery) error {
-		if _, err := tx.Exec(ctx, "INSERT INTO effects VALUES ($1)", d.ID); err != nil {
-			return err
-		}
-		if after != nil {
+	return &service{d, r, func(after func() error) webhook.Handler {
+		return r.InTx(func(ctx context.Context, tx *sql.Tx, d webhook.Delivery) error {
+			if _, err := tx.ExecContext(ctx, insertEffect, d.ID); err != nil {
+				return err
+			}
 			return after()
-		}
-		return nil
-	})
+		})
+	}}
+}
+
+func well() error { return nil }
+
+func (s *service) run(t *testing.T, id string, work webhook.Handler, want webhook.Standing) {
+	t.Helper()
+	if standing, err := s.receipts.Run(t.Context(), "shop", id, work); standing != want || err != nil {
+		t.Errorf("delivery %s: %v, %v, want %v", id, standing, err, want)
+	}
+}
+
+// effects is how often the work of a delivery had its effect.
+func (s *service) effects(t *testing.T, id string) int64 {
+	t.Helper()
+	return s.Int(t, "SELECT count(*) FROM effects WHERE delivery = $1", id)
 }
 
 func delivery(id, body string) webhook.Delivery {
@@ -123,238 +140,340 @@ func (s *service) unfinished(t *testing.T) (ids []string) {
 }
 
 func TestAReceiptOutlivesItsProcessAndComesBackWhole(t *testing.T) {
-	url := pgtest.URL(t)
-	d := delivery("1", "")
-	if standing := newService(t, url).keep(t, d); standing != webhook.Fresh {
-		t.Fatal(standing)
-	}
-	s := newService(t, url)
-	if ids := s.unfinished(t); !slices.Equal(ids, []string{"1"}) {
-		t.Fatalf("unfinished: %v", ids)
-	}
-	var got webhook.Delivery
-	standing, err := s.receipts.Run(t.Context(), "shop", "1", s.receipts.InTx(func(ctx context.Context, _ pgx.Tx, d webhook.Delivery) error {
-		got = d
-		if key, _ := clientlib.KeyFrom(ctx); key != webhook.DownstreamKey("shop", "1") {
-			t.Errorf("the key for calls downstream is %q", key)
+	everywhere(t, func(t *testing.T, s *service) {
+		d := delivery("1", "")
+		if standing := s.keep(t, d); standing != webhook.Fresh {
+			t.Fatal(standing)
 		}
-		return nil
-	}))
-	if err != nil || standing != webhook.Done {
-		t.Fatal(standing, err)
-	}
-	if got.Type != d.Type || len(got.Body) != 0 || got.Sequence != 7 || !got.ReceivedAt.Equal(d.ReceivedAt) ||
-		got.Header.Get("Content-Type") != "text/plain" || !got.Fingerprint.Equal(d.Fingerprint) {
-		t.Errorf("%+v came back as %+v", d, got)
-	}
-	if ids := s.unfinished(t); len(ids) != 0 {
-		t.Errorf("unfinished: %v", ids)
-	}
-	if standing := s.keep(t, d); standing != webhook.Done {
-		t.Errorf("redelivered: %v", standing)
-	}
-	if n := s.count(t, "SELECT count(*) FROM idem_webhook_receipts WHERE body IS NOT NULL OR envelope IS NOT NULL"); n != 0 {
-		t.Error("the body is kept after the work is done")
-	}
+		s = newService(t, s.Database, "pgx")
+		if ids := s.unfinished(t); !slices.Equal(ids, []string{"1"}) {
+			t.Fatalf("unfinished: %v", ids)
+		}
+		var got webhook.Delivery
+		s.run(t, "1", func(ctx context.Context, d webhook.Delivery) error {
+			got = d
+			if key, _ := clientlib.KeyFrom(ctx); key != webhook.DownstreamKey("shop", "1") {
+				t.Errorf("the key for calls downstream is %q", key)
+			}
+			return nil
+		}, webhook.Done)
+		if got.Receiver != "shop" || got.ID != "1" || got.Type != d.Type || len(got.Body) != 0 || got.Sequence != 7 || !got.ReceivedAt.Equal(d.ReceivedAt) ||
+			got.Header.Get("Content-Type") != "text/plain" || !got.Fingerprint.Equal(d.Fingerprint) {
+			t.Errorf("%+v came back as %+v", d, got)
+		}
+		if ids := s.unfinished(t); len(ids) != 0 {
+			t.Errorf("unfinished: %v", ids)
+		}
+		if standing := s.keep(t, d); standing != webhook.Done {
+			t.Errorf("redelivered: %v", standing)
+		}
+		if n := s.Int(t, "SELECT count(*) FROM idem_webhook_receipts WHERE body IS NOT NULL OR envelope IS NOT NULL"); n != 0 {
+			t.Error("the body is kept after the work is done")
+		}
+	})
 }
 
 func TestTheSameIdWithAnotherBodyIsRefused(t *testing.T) {
-	s := newService(t, pgtest.URL(t))
-	s.keep(t, delivery("1", "five"))
-	for range 2 {
-		if _, err := s.receipts.Keep(t.Context(), delivery("1", "six")); !errors.Is(err, webhook.ErrOtherBody) {
-			t.Error(err)
+	everywhere(t, func(t *testing.T, s *service) {
+		s.keep(t, delivery("1", "five"))
+		for range 2 {
+			if _, err := s.receipts.Keep(t.Context(), delivery("1", "six")); !errors.Is(err, webhook.ErrOtherBody) {
+				t.Error(err)
+			}
+			s.run(t, "1", s.effect(well), webhook.Done)
 		}
-		if _, err := s.receipts.Run(t.Context(), "shop", "1", s.effect(nil)); err != nil {
-			t.Fatal(err)
+		if n := s.effects(t, "1"); n != 1 {
+			t.Errorf("%d effects", n)
 		}
-	}
-	if n := s.count(t, "SELECT count(*) FROM effects"); n != 1 {
-		t.Errorf("%d effects", n)
-	}
+	})
 }
 
 func TestManyThatRunTheSameDeliveryHaveOneEffect(t *testing.T) {
-	s := newService(t, pgtest.URL(t))
-	s.keep(t, delivery("1", "a"))
-	var runs sync.WaitGroup
-	for range 8 {
-		runs.Go(func() {
-			if standing, err := s.receipts.Run(context.Background(), "shop", "1", s.effect(nil)); err != nil || standing != webhook.Done {
-				t.Error(standing, err)
-			}
-		})
-	}
-	runs.Wait()
-	if n := s.count(t, "SELECT count(*) FROM effects"); n != 1 {
-		t.Errorf("%d effects", n)
-	}
+	everywhere(t, func(t *testing.T, s *service) {
+		s.keep(t, delivery("1", "a"))
+		var runs sync.WaitGroup
+		for range 8 {
+			runs.Go(func() { s.run(t, "1", s.effect(well), webhook.Done) })
+		}
+		runs.Wait()
+		if n := s.effects(t, "1"); n != 1 {
+			t.Errorf("%d effects", n)
+		}
+	})
 }
 
 func TestAnAttemptThatFailsLeavesNothingAndIsTriedAgain(t *testing.T) {
-	s := newService(t, pgtest.URL(t))
-	s.keep(t, delivery("1", "a"))
-	no := errors.New("no")
-	if standing, err := s.receipts.Run(t.Context(), "shop", "1", s.effect(func() error { return no })); !errors.Is(err, no) || standing != webhook.Waiting {
-		t.Error(standing, err)
-	}
-	func() {
-		defer func() { _ = recover() }()
-		_, _ = s.receipts.Run(t.Context(), "shop", "1", s.effect(func() error { panic("a bug") }))
-	}()
-	if n := s.count(t, "SELECT count(*) FROM effects"); n != 0 {
-		t.Errorf("%d effects of attempts that failed", n)
-	}
-	if standing, err := s.receipts.Run(t.Context(), "shop", "1", s.effect(nil)); err != nil || standing != webhook.Done {
-		t.Error(standing, err)
-	}
-	if n := s.count(t, "SELECT count(*) FROM effects"); n != 1 {
-		t.Errorf("%d effects", n)
-	}
+	everywhere(t, func(t *testing.T, s *service) {
+		s.keep(t, delivery("1", "a"))
+		no := errors.New("no")
+		if standing, err := s.receipts.Run(t.Context(), "shop", "1", s.effect(func() error { return no })); !errors.Is(err, no) || standing != webhook.Waiting {
+			t.Error(standing, err)
+		}
+		func() {
+			defer func() { _ = recover() }()
+			_, _ = s.receipts.Run(t.Context(), "shop", "1", s.effect(func() error { panic("a bug") }))
+		}()
+		if n := s.effects(t, "1"); n != 0 {
+			t.Errorf("%d effects of attempts that failed", n)
+		}
+		s.run(t, "1", s.effect(well), webhook.Done)
+		if n := s.effects(t, "1"); n != 1 {
+			t.Errorf("%d effects", n)
+		}
+	})
 }
 
+// TestAFinalFailureUndoesTheWorkAndIsOver, also where its text is nothing that the table takes.
 func TestAFinalFailureUndoesTheWorkAndIsOver(t *testing.T) {
-	s := newService(t, pgtest.URL(t))
-	s.keep(t, delivery("1", "a"))
-	final := func() error { return clientlib.Final(errors.New("no such customer")) }
-	if standing, err := s.receipts.Run(t.Context(), "shop", "1", s.effect(final)); err == nil || standing != webhook.Failed {
-		t.Error(standing, err)
-	}
-	if n := s.count(t, "SELECT count(*) FROM effects"); n != 0 {
-		t.Errorf("%d effects", n)
-	}
-	if standing := s.keep(t, delivery("1", "a")); standing != webhook.Failed {
-		t.Error(standing)
-	}
-	if ids := s.unfinished(t); len(ids) != 0 {
-		t.Error(ids)
-	}
+	everywhere(t, func(t *testing.T, s *service) {
+		for id, text := range map[string]string{"1": "no such customer", "2": "\x00\xff" + strings.Repeat("é", 600)} {
+			s.keep(t, delivery(id, "a"))
+			final := func() error { return clientlib.Final(errors.New(text)) }
+			if standing, err := s.receipts.Run(t.Context(), "shop", id, s.effect(final)); err == nil || standing != webhook.Failed {
+				t.Error(standing, err)
+			}
+			if n := s.effects(t, id); n != 0 {
+				t.Errorf("%d effects", n)
+			}
+			if standing := s.keep(t, delivery(id, "a")); standing != webhook.Failed {
+				t.Error(standing)
+			}
+			s.run(t, id, s.effect(well), webhook.Failed)
+			if n := s.effects(t, id); n != 0 {
+				t.Errorf("%d effects after the failure", n)
+			}
+		}
+		if ids := s.unfinished(t); len(ids) != 0 {
+			t.Error(ids)
+		}
+	})
 }
 
-// The process dies after the effect was committed, and before the receipt says so.
+// TestWhoWaitedBehindAFinalFailureDoesNotRunTheWork: the receipt is settled while an attempt waits for the inbox.
+func TestWhoWaitedBehindAFinalFailureDoesNotRunTheWork(t *testing.T) {
+	everywhere(t, func(t *testing.T, s *service) {
+		s.keep(t, delivery("1", "a"))
+		other, err := s.Pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = other.Rollback(context.Background()) }()
+		const claim = "INSERT INTO idem_inbox (subscriber, message_id, shard, algorithm) VALUES ('webhook:shop', '1', 0, '')"
+		if _, err := other.Exec(t.Context(), claim); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			s.run(t, "1", s.effect(well), webhook.Failed)
+		}()
+		s.AwaitRunning(t, "INSERT INTO idem_inbox", 1)
+		s.Exec(t, "UPDATE idem_webhook_receipts SET state = 2, settled_at = clock_timestamp()")
+		if err := other.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		<-ended
+		if n := s.effects(t, "1"); n != 0 {
+			t.Errorf("%d effects of a delivery that had failed for good", n)
+		}
+	})
+}
+
+// lateError does something when its text is asked for: between the end of the work's transaction and the note of what came of it.
+type lateError struct {
+	once *sync.Once
+	do   func()
+}
+
+func (e lateError) Error() string {
+	e.once.Do(e.do)
+	return "no such customer"
+}
+
+// TestAFinalFailureDoesNotHideThatAnotherAttemptDidIt: whoever comes between the rollback and the note is free to have the effect.
+func TestAFinalFailureDoesNotHideThatAnotherAttemptDidIt(t *testing.T) {
+	everywhere(t, func(t *testing.T, s *service) {
+		s.keep(t, delivery("1", "a"))
+		another := lateError{&sync.Once{}, func() { s.run(t, "1", s.effect(well), webhook.Done) }}
+		s.run(t, "1", s.effect(func() error { return clientlib.Final(another) }), webhook.Done)
+		if n := s.effects(t, "1"); n != 1 {
+			t.Errorf("%d effects", n)
+		}
+		if standing := s.keep(t, delivery("1", "a")); standing != webhook.Done {
+			t.Error(standing)
+		}
+	})
+}
+
+// TestAnEffectWithoutItsNoteIsNotRepeated: the receipt says that the work waits, and the inbox that it was done.
 func TestAnEffectWithoutItsNoteIsNotRepeated(t *testing.T) {
-	s := newService(t, pgtest.URL(t))
-	s.keep(t, delivery("1", "a"))
-	s.exec(t, "CREATE FUNCTION refuse() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION 'the process is dead'; END $$ LANGUAGE plpgsql")
-	s.exec(t, "CREATE TRIGGER dead BEFORE UPDATE ON idem_webhook_receipts FOR EACH ROW EXECUTE FUNCTION refuse()")
-	var notNow *webhook.NotNow
-	if standing, err := s.receipts.Run(t.Context(), "shop", "1", s.effect(nil)); standing != webhook.Waiting || !errors.As(err, &notNow) {
-		t.Error(standing, err)
-	}
-	s.exec(t, "DROP TRIGGER dead ON idem_webhook_receipts")
-	if ids := s.unfinished(t); !slices.Equal(ids, []string{"1"}) {
-		t.Errorf("unfinished: %v", ids)
-	}
-	if standing, err := s.receipts.Run(t.Context(), "shop", "1", s.effect(nil)); standing != webhook.Done || err != nil {
-		t.Error(standing, err)
-	}
-	if n := s.count(t, "SELECT count(*) FROM effects"); n != 1 {
-		t.Errorf("%d effects", n)
-	}
+	everywhere(t, func(t *testing.T, s *service) {
+		d := delivery("1", "a")
+		s.keep(t, d)
+		s.run(t, "1", s.effect(well), webhook.Done)
+		s.Exec(t, "DELETE FROM idem_webhook_receipts")
+		s.keep(t, d)
+		if ids := s.unfinished(t); !slices.Equal(ids, []string{"1"}) {
+			t.Errorf("unfinished: %v", ids)
+		}
+		s.run(t, "1", s.effect(well), webhook.Done)
+		if n := s.effects(t, "1"); n != 1 {
+			t.Errorf("%d effects", n)
+		}
+		if ids := s.unfinished(t); len(ids) != 0 {
+			t.Errorf("unfinished: %v", ids)
+		}
+	})
+}
+
+// TestTheEffectAndItsNoteAreOneTransaction: where the note cannot be written there is no effect.
+func TestTheEffectAndItsNoteAreOneTransaction(t *testing.T) {
+	everywhere(t, func(t *testing.T, s *service) {
+		s.keep(t, delivery("1", "a"))
+		s.Exec(t, "ALTER TABLE idem_webhook_receipts ADD CONSTRAINT never_done CHECK (state <> 1)")
+		if standing, err := s.receipts.Run(t.Context(), "shop", "1", s.effect(well)); standing != webhook.Waiting || err == nil {
+			t.Error(standing, err)
+		}
+		if n := s.effects(t, "1"); n != 0 {
+			t.Errorf("%d effects", n)
+		}
+		s.Exec(t, "ALTER TABLE idem_webhook_receipts DROP CONSTRAINT never_done")
+		s.run(t, "1", s.effect(well), webhook.Done)
+	})
+}
+
+func TestADeliveryThatWasNeverPutDownIsNotRun(t *testing.T) {
+	everywhere(t, func(t *testing.T, s *service) {
+		if standing, err := s.receipts.Run(t.Context(), "shop", "1", s.effect(well)); standing != webhook.Waiting || !errors.Is(err, webhook.ErrNoReceipt) {
+			t.Error(standing, err)
+		}
+		if n := s.effects(t, "1"); n != 0 {
+			t.Errorf("%d effects", n)
+		}
+	})
 }
 
 func TestSweptReceiptsAreForgottenAndUnfinishedOnesAreNot(t *testing.T) {
-	s := newService(t, pgtest.URL(t))
-	for i := range 3 {
-		s.keep(t, delivery(strconv.Itoa(i), "a"))
-	}
-	for i := range 2 {
-		if _, err := s.receipts.Run(t.Context(), "shop", strconv.Itoa(i), s.effect(nil)); err != nil {
-			t.Fatal(err)
+	everywhere(t, func(t *testing.T, s *service) {
+		for i := range 3 {
+			s.keep(t, delivery(strconv.Itoa(i), "a"))
 		}
-	}
-	s.exec(t, "UPDATE idem_webhook_receipts SET settled_at = settled_at - INTERVAL '2 days', received_at = received_at - INTERVAL '2 days' WHERE delivery_id <> '1'")
-	if n, err := s.receipts.Sweep(t.Context(), "shop", 24*time.Hour); n != 1 || err != nil {
-		t.Errorf("%d swept: %v", n, err)
-	}
-	if ids := s.unfinished(t); !slices.Equal(ids, []string{"2"}) {
-		t.Errorf("unfinished: %v", ids)
-	}
-	if _, err := s.receipts.Sweep(t.Context(), "shop", 0); err == nil {
-		t.Error("a sweep without an age was accepted")
-	}
-	// The receipt is forgotten, and the inbox is not: a very late redelivery has no second effect.
-	if standing := s.keep(t, delivery("0", "a")); standing != webhook.Fresh {
-		t.Error(standing)
-	}
-	if standing, err := s.receipts.Run(t.Context(), "shop", "0", s.effect(nil)); standing != webhook.Done || err != nil {
-		t.Error(standing, err)
-	}
-	if n := s.count(t, "SELECT count(*) FROM effects WHERE delivery = '0'"); n != 1 {
-		t.Errorf("%d effects", n)
-	}
+		for i := range 2 {
+			s.run(t, strconv.Itoa(i), s.effect(well), webhook.Done)
+		}
+		s.Exec(t, "UPDATE idem_webhook_receipts SET settled_at = settled_at - INTERVAL '2 days', received_at = received_at - INTERVAL '2 days' WHERE delivery_id <> '1'")
+		if n, err := s.receipts.Sweep(t.Context(), "another", 24*time.Hour); n != 0 || err != nil {
+			t.Errorf("%d of another receiver were swept: %v", n, err)
+		}
+		if n, err := s.receipts.Sweep(t.Context(), "shop", 24*time.Hour); n != 1 || err != nil {
+			t.Errorf("%d swept: %v", n, err)
+		}
+		if ids := s.unfinished(t); !slices.Equal(ids, []string{"2"}) {
+			t.Errorf("unfinished: %v", ids)
+		}
+		if _, err := s.receipts.Sweep(t.Context(), "shop", 0); err == nil {
+			t.Error("a sweep without an age was accepted")
+		}
+		// The receipt is forgotten, and the inbox is not: a very late redelivery has no second effect.
+		if standing := s.keep(t, delivery("0", "a")); standing != webhook.Fresh {
+			t.Error(standing)
+		}
+		s.run(t, "0", s.effect(well), webhook.Done)
+		if n := s.effects(t, "0"); n != 1 {
+			t.Errorf("%d effects", n)
+		}
+	})
+}
+
+func TestASweepGoesOnToTheEndOfALongPast(t *testing.T) {
+	everywhere(t, func(t *testing.T, s *service) {
+		s.Exec(t, `INSERT INTO idem_webhook_receipts (receiver, delivery_id, state, algorithm, fingerprint, settled_at)
+SELECT 'shop', i::TEXT, 1 + i % 2, 'a', '\x00', TIMESTAMPTZ '2026-01-01' + (i / 700) * INTERVAL '1 second' FROM generate_series(1, 1600) AS g (i)`)
+		if n, err := s.receipts.Sweep(t.Context(), "shop", time.Hour); n != 1600 || err != nil {
+			t.Errorf("%d of 1600: %v", n, err)
+		}
+	})
 }
 
 func TestUnfinishedPagesThroughALongBacklog(t *testing.T) {
-	s := newService(t, pgtest.URL(t))
-	s.exec(t, `INSERT INTO idem_webhook_receipts (receiver, delivery_id, state, algorithm, fingerprint, received_at)
-SELECT 'shop', i::TEXT, 0, 'a', '\x00', TIMESTAMPTZ '2026-01-01' + (i / 7) * INTERVAL '1 second' FROM generate_series(1, 2500) i`)
-	ids := s.unfinished(t)
-	slices.Sort(ids)
-	if len(slices.Compact(ids)) != 2500 {
-		t.Errorf("%d of 2500", len(ids))
-	}
+	everywhere(t, func(t *testing.T, s *service) {
+		s.Exec(t, `INSERT INTO idem_webhook_receipts (receiver, delivery_id, state, algorithm, fingerprint, received_at)
+SELECT 'shop', i::TEXT, 0, 'a', '\x00', TIMESTAMPTZ '2026-01-01' + (i / 7) * INTERVAL '1 second' FROM generate_series(1, 2500) AS g (i)`)
+		ids := s.unfinished(t)
+		slices.Sort(ids)
+		if len(slices.Compact(ids)) != 2500 {
+			t.Errorf("%d of 2500", len(ids))
+		}
+	})
 }
 
 // From the request to the row: two processes, every delivery three times, and a handler that fails now and then.
 func TestDeliveriesToTwoProcessesHaveOneEffectEach(t *testing.T) {
-	url := pgtest.URL(t)
-	const deliveries = 60
-	var failing atomic.Int64
-	receivers := make([]*webhook.Receiver, 2)
-	for i := range receivers {
-		s := newService(t, url)
-		receiver, err := webhook.New(webhook.Config{
-			Name: "shop", Sender: anybody{}, Receipts: s.receipts, FirstPause: time.Millisecond, Rescan: 100 * time.Millisecond,
-			Logger: slog.New(slog.DiscardHandler), MaxAttempts: 50,
-			Handler: s.effect(func() error {
-				if failing.Add(1)%5 == 0 {
-					return errors.New("now and then")
+	everywhere(t, func(t *testing.T, s *service) {
+		const deliveries = 60
+		var failing atomic.Int64
+		receivers := make([]*webhook.Receiver, 2)
+		for i := range receivers {
+			receiver, err := webhook.New(webhook.Config{
+				Name: "shop", Sender: anybody{}, Receipts: s.receipts, FirstPause: time.Millisecond, Rescan: 100 * time.Millisecond,
+				Logger: slog.New(slog.DiscardHandler), MaxAttempts: 50,
+				Handler: s.effect(func() error {
+					if failing.Add(1)%5 == 0 {
+						return errors.New("now and then")
+					}
+					return nil
+				}),
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			receivers[i] = receiver
+			ctx, cancel := context.WithCancel(context.Background())
+			over := make(chan error, 1)
+			go func() { over <- receiver.Run(ctx) }()
+			t.Cleanup(func() {
+				cancel()
+				if err := <-over; err != nil {
+					t.Error(err)
 				}
-				return nil
-			}),
-		})
-		if err != nil {
-			t.Fatal(err)
+			})
 		}
-		receivers[i] = receiver
-		ctx, cancel := context.WithCancel(context.Background())
-		over := make(chan error, 1)
-		go func() { over <- receiver.Run(ctx) }()
-		t.Cleanup(func() {
-			cancel()
-			if err := <-over; err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	var senders sync.WaitGroup
-	for i := range 3 * deliveries {
-		senders.Go(func() {
-			r := httptest.NewRequestWithContext(context.Background(), http.MethodPost, "/", strings.NewReader("{}"))
-			r.Header.Set("Id", strconv.Itoa(i%deliveries))
-			w := httptest.NewRecorder()
-			receivers[i%2].ServeHTTP(w, r)
-			if w.Code/100 != 2 {
-				t.Errorf("%d %s", w.Code, w.Body)
-			}
-		})
-	}
-	senders.Wait()
-	watch := newService(t, url)
-	end := time.NewTimer(60 * time.Second)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for len(watch.unfinished(t)) > 0 {
-		select {
-		case <-tick.C:
-		case <-end.C:
-			t.Fatalf("%d are unfinished", len(watch.unfinished(t)))
+		var senders sync.WaitGroup
+		for i := range 3 * deliveries {
+			senders.Go(func() {
+				r := httptest.NewRequestWithContext(context.Background(), http.MethodPost, "/", strings.NewReader("{}"))
+				r.Header.Set("Id", strconv.Itoa(i%deliveries))
+				w := httptest.NewRecorder()
+				receivers[i%2].ServeHTTP(w, r)
+				if w.Code/100 != 2 {
+					t.Errorf("%d %s", w.Code, w.Body)
+				}
+			})
 		}
-	}
-	if n, distinct := watch.count(t, "SELECT count(*) FROM effects"), watch.count(t, "SELECT count(DISTINCT delivery) FROM effects"); n != deliveries || distinct != n {
-		t.Errorf("%d effects of %d deliveries, for %d", n, distinct, deliveries)
-	}
+		senders.Wait()
+		sqldbtest.Await(t, "all are worked off", func() bool { return len(s.unfinished(t)) == 0 })
+		n, distinct := s.Int(t, "SELECT count(*) FROM effects"), s.Int(t, "SELECT count(DISTINCT delivery) FROM effects")
+		if n != deliveries || distinct != n {
+			t.Errorf("%d effects of %d deliveries, for %d", n, distinct, deliveries)
+		}
+	})
+}
+
+func TestMigrationsRunTogetherAndAgain(t *testing.T) {
+	everywhere(t, func(t *testing.T, s *service) {
+		s.Exec(t, "DROP TABLE idem_webhook_receipts")
+		s.Exec(t, "DROP TABLE idem_schema")
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				if err := s.receipts.Migrate(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		s.keep(t, delivery("1", "a"))
+	})
 }
 
 // anybody opens what has a header Id: these tests are not about signatures.
@@ -368,10 +487,13 @@ func (anybody) Open(h http.Header, body []byte, _ time.Time) (webhook.Delivery, 
 }
 
 func TestConfigurationsThatCannotWorkAreRefused(t *testing.T) {
-	if _, err := sqlreceipts.New[pgx.Tx](nil, nil, sqlreceipts.Config{}); err == nil {
+	if _, err := sqlreceipts.NewPgx(nil, sqlreceipts.Config{}); err == nil {
+		t.Error("receipts without a pool were accepted")
+	}
+	if _, err := sqlreceipts.NewSQL(nil, sqlreceipts.Config{}); err == nil {
 		t.Error("receipts without a database were accepted")
 	}
-	for _, prefix := range []string{"x; DROP TABLE", "Upper", "a.b.c", `"`, "1a", strings.Repeat("a", 41)} {
+	for _, prefix := range []string{"x; DROP TABLE", "Upper", "a.b.c", `"`, "1a", strings.Repeat("a", 33)} {
 		if (sqlreceipts.Config{TablePrefix: prefix}).Validate() == nil {
 			t.Errorf("prefix %q was accepted", prefix)
 		}

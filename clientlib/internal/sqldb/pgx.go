@@ -1,4 +1,4 @@
-package sqlidem
+package sqldb
 
 import (
 	"context"
@@ -26,18 +26,29 @@ type pgxQuerier interface {
 	QueryRow(ctx context.Context, text string, args ...any) pgx.Row
 }
 
-// NewPgx makes a DB of a pgx pool or connection. Work gets a pgx.Tx whose Commit and Rollback refuse: the transaction is not the work's
-// to end. A savepoint (tx.Begin) is.
-func NewPgx(db PgxDB, config Config) (*DB[pgx.Tx], error) {
+// Pgx is a database through pgx. The transactions that it begins refuse to be committed or rolled back by those whom they are handed to.
+func Pgx(db PgxDB) (Driver[pgx.Tx], error) {
 	if db == nil {
-		return nil, errors.New("sqlidem: NewPgx needs a pool or a connection")
+		return nil, errors.New("a pool or a connection is needed")
 	}
-	return newDB[pgx.Tx](pgxDriver{db}, config)
+	return pgxDriver{pgxQueries{db}, db}, nil
 }
 
-type pgxDriver struct{ db PgxDB }
+type pgxDriver struct {
+	pgxQueries
+	db PgxDB
+}
 
-func (d pgxDriver) acquire(ctx context.Context) (conn[pgx.Tx], error) {
+func (pgxDriver) In(tx pgx.Tx) (Querier, error) {
+	if tx == nil {
+		return nil, errNoTransaction
+	}
+	return pgxQueries{tx}, nil
+}
+
+var errNoTransaction = errors.New("a transaction is needed")
+
+func (d pgxDriver) Acquire(ctx context.Context) (Conn[pgx.Tx], error) {
 	pool, ok := d.db.(*pgxpool.Pool)
 	if !ok {
 		return &pgxConn{pgxQueries: pgxQueries{d.db}, db: d.db}, nil
@@ -49,23 +60,22 @@ func (d pgxDriver) acquire(ctx context.Context) (conn[pgx.Tx], error) {
 	return &pgxConn{pgxQueries: pgxQueries{c}, db: c, pooled: c}, nil
 }
 
-// pgxQueries is a querier over pgx.
 type pgxQueries struct{ q pgxQuerier }
 
-func (q pgxQueries) exec(ctx context.Context, text string, args ...any) (int64, error) {
+func (q pgxQueries) Exec(ctx context.Context, text string, args ...any) (int64, error) {
 	tag, err := q.q.Exec(ctx, text, args...)
 	return tag.RowsAffected(), err
 }
 
-func (q pgxQueries) scan(ctx context.Context, text string, args []any, into ...any) error {
+func (q pgxQueries) Scan(ctx context.Context, text string, args []any, into ...any) error {
 	err := q.q.QueryRow(ctx, text, args...).Scan(into...)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return errNoRow
+		return ErrNoRow
 	}
 	return err
 }
 
-func (q pgxQueries) each(ctx context.Context, text string, args []any, row func(func(...any) error) error) error {
+func (q pgxQueries) Each(ctx context.Context, text string, args []any, row func(func(...any) error) error) error {
 	rows, err := q.q.Query(ctx, text, args...)
 	if err != nil {
 		return err
@@ -85,23 +95,23 @@ type pgxConn struct {
 	pooled *pgxpool.Conn // nil where the connection is the caller's
 }
 
-func (c *pgxConn) begin(ctx context.Context, isolation sql.IsolationLevel) (pgx.Tx, txn, error) {
+func (c *pgxConn) Begin(ctx context.Context, isolation sql.IsolationLevel) (pgx.Tx, Txn, error) {
 	tx, err := c.db.BeginTx(ctx, pgxOptions(isolation))
 	if err != nil {
 		return nil, nil, err
 	}
-	return workTx{tx}, pgxTxn{pgxQueries{tx}, tx}, nil
+	return lentTx{tx}, pgxTxn{pgxQueries{tx}, tx}, nil
 }
 
-func (c *pgxConn) restarting(ctx context.Context, isolation sql.IsolationLevel, retries int, fn func(pgx.Tx, txn) error) error {
+func (c *pgxConn) Restarting(ctx context.Context, isolation sql.IsolationLevel, retries int, fn func(pgx.Tx, Txn) error) error {
 	return crdbpgx.ExecuteTx(crdb.WithMaxRetries(ctx, retries), c.db, pgxOptions(isolation), func(tx pgx.Tx) error {
-		return fn(workTx{tx}, pgxTxn{pgxQueries{tx}, tx})
+		return fn(lentTx{tx}, pgxTxn{pgxQueries{tx}, tx})
 	})
 }
 
-func (c *pgxConn) release(sound bool) {
+func (c *pgxConn) Release(sound bool) {
 	if !sound {
-		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		ctx, cancel := context.WithTimeout(context.Background(), CloseTimeout)
 		defer cancel()
 		switch own := c.db.(type) {
 		case *pgxpool.Conn:
@@ -127,21 +137,21 @@ type pgxTxn struct {
 	tx pgx.Tx
 }
 
-func (t pgxTxn) script(ctx context.Context, statements ...string) error {
+func (t pgxTxn) Script(ctx context.Context, statements ...string) error {
 	return t.tx.Conn().PgConn().Exec(ctx, strings.Join(statements, "; ")).Close()
 }
 
-func (t pgxTxn) commit(ctx context.Context) error   { return t.tx.Commit(ctx) }
-func (t pgxTxn) rollback(ctx context.Context) error { return t.tx.Rollback(ctx) }
+func (t pgxTxn) Commit(ctx context.Context) error   { return t.tx.Commit(ctx) }
+func (t pgxTxn) Rollback(ctx context.Context) error { return t.tx.Rollback(ctx) }
 
-// workTx is the transaction in the hands of work.
-type workTx struct{ pgx.Tx }
+// lentTx is a transaction in the hands of a closure.
+type lentTx struct{ pgx.Tx }
 
-// errNotYours is what work is told that tries to end its transaction.
-var errNotYours = errors.New("sqlidem: the transaction ends when the work returns; return an error to have it rolled back")
+// errNotYours is what a closure is told that tries to end its transaction.
+var errNotYours = errors.New("sqlidem: the transaction ends when this function returns; return an error to have it rolled back")
 
 // Commit refuses.
-func (workTx) Commit(context.Context) error { return errNotYours }
+func (lentTx) Commit(context.Context) error { return errNotYours }
 
 // Rollback refuses.
-func (workTx) Rollback(context.Context) error { return errNotYours }
+func (lentTx) Rollback(context.Context) error { return errNotYours }

@@ -1,4 +1,4 @@
-package sqlidem
+package sqldb
 
 import (
 	"context"
@@ -9,19 +9,27 @@ import (
 	"github.com/cockroachdb/cockroach-go/v2/crdb"
 )
 
-// NewSQL makes a DB of a database/sql pool, with any driver for PostgreSQL whose errors have a method SQLState() string: pgx's and
-// lib/pq's do. Work gets a *sql.Tx, which it must not commit or roll back: with this driver nothing can keep it from doing so, and the
-// mutation would then stand without its answer. The next Do for the same intent is refused IN_PROGRESS for a day, then ABANDONED.
-func NewSQL(db *sql.DB, config Config) (*DB[*sql.Tx], error) {
+// SQL is a database through database/sql. Nothing can keep those whom its transactions are handed to from ending them.
+func SQL(db *sql.DB) (Driver[*sql.Tx], error) {
 	if db == nil {
-		return nil, errors.New("sqlidem: NewSQL needs a *sql.DB")
+		return nil, errors.New("a *sql.DB is needed")
 	}
-	return newDB[*sql.Tx](sqlDriver{db}, config)
+	return sqlDriver{sqlQueries{db}, db}, nil
 }
 
-type sqlDriver struct{ db *sql.DB }
+type sqlDriver struct {
+	sqlQueries
+	db *sql.DB
+}
 
-func (d sqlDriver) acquire(ctx context.Context) (conn[*sql.Tx], error) {
+func (sqlDriver) In(tx *sql.Tx) (Querier, error) {
+	if tx == nil {
+		return nil, errNoTransaction
+	}
+	return sqlQueries{tx}, nil
+}
+
+func (d sqlDriver) Acquire(ctx context.Context) (Conn[*sql.Tx], error) {
 	c, err := d.db.Conn(ctx)
 	if err != nil {
 		return nil, err
@@ -35,10 +43,9 @@ type sqlQuerier interface {
 	QueryRowContext(ctx context.Context, text string, args ...any) *sql.Row
 }
 
-// sqlQueries is a querier over database/sql.
 type sqlQueries struct{ q sqlQuerier }
 
-func (q sqlQueries) exec(ctx context.Context, text string, args ...any) (int64, error) {
+func (q sqlQueries) Exec(ctx context.Context, text string, args ...any) (int64, error) {
 	result, err := q.q.ExecContext(ctx, text, args...)
 	if err != nil {
 		return 0, err
@@ -46,15 +53,15 @@ func (q sqlQueries) exec(ctx context.Context, text string, args ...any) (int64, 
 	return result.RowsAffected()
 }
 
-func (q sqlQueries) scan(ctx context.Context, text string, args []any, into ...any) error {
+func (q sqlQueries) Scan(ctx context.Context, text string, args []any, into ...any) error {
 	err := q.q.QueryRowContext(ctx, text, args...).Scan(into...)
 	if errors.Is(err, sql.ErrNoRows) {
-		return errNoRow
+		return ErrNoRow
 	}
 	return err
 }
 
-func (q sqlQueries) each(ctx context.Context, text string, args []any, row func(func(...any) error) error) error {
+func (q sqlQueries) Each(ctx context.Context, text string, args []any, row func(func(...any) error) error) error {
 	rows, err := q.q.QueryContext(ctx, text, args...)
 	if err != nil {
 		return err
@@ -73,7 +80,7 @@ type sqlConn struct {
 	conn *sql.Conn
 }
 
-func (c *sqlConn) begin(ctx context.Context, isolation sql.IsolationLevel) (*sql.Tx, txn, error) {
+func (c *sqlConn) Begin(ctx context.Context, isolation sql.IsolationLevel) (*sql.Tx, Txn, error) {
 	tx, err := c.conn.BeginTx(ctx, &sql.TxOptions{Isolation: isolation})
 	if err != nil {
 		return nil, nil, err
@@ -81,15 +88,15 @@ func (c *sqlConn) begin(ctx context.Context, isolation sql.IsolationLevel) (*sql
 	return tx, sqlTxn{sqlQueries{tx}, tx}, nil
 }
 
-func (c *sqlConn) restarting(ctx context.Context, isolation sql.IsolationLevel, retries int, fn func(*sql.Tx, txn) error) error {
-	tx, t, err := c.begin(ctx, isolation)
+func (c *sqlConn) Restarting(ctx context.Context, isolation sql.IsolationLevel, retries int, fn func(*sql.Tx, Txn) error) error {
+	tx, t, err := c.Begin(ctx, isolation)
 	if err != nil {
 		return err
 	}
 	return crdb.ExecuteInTx(crdb.WithMaxRetries(ctx, retries), crdbTx{tx}, func() error { return fn(tx, t) })
 }
 
-func (c *sqlConn) release(sound bool) {
+func (c *sqlConn) Release(sound bool) {
 	if !sound {
 		// How database/sql is told to close a connection.
 		_ = c.conn.Raw(func(any) error { return sqldriver.ErrBadConn })
@@ -102,7 +109,7 @@ type sqlTxn struct {
 	tx *sql.Tx
 }
 
-func (t sqlTxn) script(ctx context.Context, statements ...string) error {
+func (t sqlTxn) Script(ctx context.Context, statements ...string) error {
 	for _, text := range statements {
 		if _, err := t.tx.ExecContext(ctx, text); err != nil {
 			return err
@@ -111,8 +118,8 @@ func (t sqlTxn) script(ctx context.Context, statements ...string) error {
 	return nil
 }
 
-func (t sqlTxn) commit(context.Context) error   { return t.tx.Commit() }
-func (t sqlTxn) rollback(context.Context) error { return t.tx.Rollback() }
+func (t sqlTxn) Commit(context.Context) error   { return t.tx.Commit() }
+func (t sqlTxn) Rollback(context.Context) error { return t.tx.Rollback() }
 
 // crdbTx is a *sql.Tx as cockroach-go wants it.
 type crdbTx struct{ tx *sql.Tx }

@@ -35,6 +35,8 @@ type play struct {
 	lapse func(context.Context) error
 	// weather makes things go wrong until its context ends; nil: nothing does.
 	weather func(context.Context, *rand.Rand)
+	// operators resolve and erase among the clients.
+	operators bool
 	// deadlines are as short as a millisecond now and then.
 	deadlines bool
 }
@@ -63,7 +65,7 @@ func (p play) record(t testing.TB, seed uint64) *history {
 		weather.Go(func() { p.weather(ctx, rand.New(rand.NewPCG(seed, 1))) })
 	}
 	for n := range p.clients {
-		c := &client{run: r, n: n, rng: rand.New(rand.NewPCG(seed, uint64(n)+2)), holds: map[*key][]claim{}, began: map[*key][]call{}}
+		c := &client{run: r, n: n, rng: rand.New(rand.NewPCG(seed, uint64(n)+2)), holds: map[*key][]claim{}, began: map[*key][]call{}, decided: map[*key][]call{}}
 		clients.Go(func() {
 			for range p.steps {
 				c.step(ctx)
@@ -92,8 +94,9 @@ type run struct {
 
 // key is one entry that the clients fight over.
 type key struct {
-	name string
-	ids  atomic.Int32
+	name      string
+	ids       atomic.Int32
+	decisions atomic.Int32 // of operators
 }
 
 type claim struct {
@@ -110,6 +113,8 @@ type client struct {
 	rng   *rand.Rand
 	holds map[*key][]claim
 	began map[*key][]call
+	// decided is what this client resolved as an operator.
+	decided map[*key][]call
 }
 
 func (c *client) step(ctx context.Context) {
@@ -119,7 +124,12 @@ func (c *client) step(ctx context.Context) {
 	}
 	ctx, cancel := c.deadline(ctx)
 	defer cancel()
-	switch d := c.daemons[c.rng.IntN(len(c.daemons))]; c.rng.IntN(20) {
+	d := c.daemons[c.rng.IntN(len(c.daemons))]
+	if c.operators && c.rng.IntN(16) == 0 {
+		c.operates(ctx, d, k)
+		return
+	}
+	switch c.rng.IntN(20) {
 	case 0, 1, 2, 3, 4:
 		c.beginNew(ctx, d, k)
 	case 5, 6, 7:
@@ -131,9 +141,24 @@ func (c *client) step(ctx context.Context) {
 	case 15:
 		c.endLeases(context.WithoutCancel(ctx))
 	default:
-		called := c.history.now()
-		c.history.add(c.n, k.name, call{kind: lookup}, d.lookup(ctx, k.name), called)
+		c.looks(ctx, d, k)
 	}
+}
+
+func (c *client) looks(ctx context.Context, d daemon, k *key) told {
+	called := c.history.now()
+	t := d.lookup(ctx, k.name)
+	c.history.add(c.n, k.name, call{kind: lookup}, t, called)
+	return t
+}
+
+// operates resolves an entry; rarely, since nothing happens afterwards, it erases all of them.
+func (c *client) operates(ctx context.Context, d daemon, k *key) {
+	if c.rng.IntN(12) == 0 {
+		c.erases(ctx, d)
+		return
+	}
+	c.resolves(ctx, d, k)
 }
 
 // die forgets everything, as a client does that is killed and started again. What it had under way is cut off by its deadline.

@@ -173,7 +173,7 @@ func underFaults(t *testing.T, n int, fresh func() *database) {
 	}
 	seeds(t, n, func(seed uint64) {
 		play{
-			daemons: daemons, keys: 6, clients: 12, steps: 20, limit: fewRuns, deadlines: true, lapse: d.lapse,
+			daemons: daemons, keys: 6, clients: 12, steps: 20, limit: fewRuns, deadlines: true, operators: true, lapse: d.lapse,
 			weather: badWeather(proxies, stall),
 		}.run(t, seed)
 	})
@@ -187,7 +187,7 @@ func TestThePostgreSQLIsKilled(t *testing.T) {
 	daemons, _ := d.daemons(t, 2)
 	seeds(t, 1, func(seed uint64) {
 		play{
-			daemons: daemons, keys: 8, clients: 12, steps: 25, limit: fewRuns, deadlines: true, lapse: d.lapse,
+			daemons: daemons, keys: 8, clients: 12, steps: 25, limit: fewRuns, deadlines: true, operators: true, lapse: d.lapse,
 			weather: func(ctx context.Context, rng *rand.Rand) {
 				for ctx.Err() == nil {
 					pass(ctx, time.Duration(rng.IntN(250))*time.Millisecond)
@@ -216,7 +216,7 @@ func TestNodesOfCockroachDBAreKilled(t *testing.T) {
 			}
 			seeds(t, 1, func(seed uint64) {
 				play{
-					daemons: daemons, keys: 20, clients: 12, steps: 50, pace: 200 * time.Millisecond, limit: fewRuns, deadlines: true, lapse: d.lapse,
+					daemons: daemons, keys: 20, clients: 12, steps: 50, pace: 200 * time.Millisecond, limit: fewRuns, deadlines: true, operators: true, lapse: d.lapse,
 					weather: func(ctx context.Context, rng *rand.Rand) { killNodes(ctx, t, rng, cluster) },
 				}.run(t, seed)
 			})

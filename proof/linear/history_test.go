@@ -52,15 +52,20 @@ func (h *history) add(client int, key string, c call, t told, called int64) {
 			return // it says nothing and does nothing
 		}
 	}
+	if c.kind == resolve || c.kind == erase {
+		totals.operators.Add(1)
+	}
 	h.ops[key] = append(h.ops[key], op)
 	extra := t.unsure
 	if t.what == nobodyKnows {
 		extra-- // the call itself stands for one
 	}
+	// A report has its effect once, and is recognised ever after; but one that was kept as evidence goes with the erasure.
+	if c.kind == tell && t.what != "EXPIRED" {
+		extra = 0
+	}
 	for range extra {
-		if c.kind == begin || c.kind == extend { // a report has its effect once
-			h.ops[key] = append(h.ops[key], porcupine.Operation{ClientId: client, Input: c, Output: told{what: nobodyKnows}, Call: called, Return: never})
-		}
+		h.ops[key] = append(h.ops[key], porcupine.Operation{ClientId: client, Input: c, Output: told{what: nobodyKnows}, Call: called, Return: never})
 	}
 }
 
@@ -90,7 +95,7 @@ func (h *history) takeovers() (n int) {
 }
 
 // totals counts what was checked, over all tests of the package.
-var totals struct{ histories, operations, unknown, undecided, takeovers atomic.Int64 }
+var totals struct{ histories, operations, unknown, undecided, takeovers, operators atomic.Int64 }
 
 // checkLimit bounds the search for an order of one history.
 const checkLimit = 20 * time.Second
@@ -185,7 +190,7 @@ func until(ops []porcupine.Operation, end int64) []porcupine.Operation {
 
 func harmless(op porcupine.Operation) bool {
 	switch t := op.Output.(told); t.what {
-	case "view", "answer", "in progress", "KEY_REUSED", "ABANDONED", "ENTRY_NOT_FOUND", "ALREADY_SETTLED":
+	case "view", "answer", "in progress", "KEY_REUSED", "ABANDONED", "ENTRY_NOT_FOUND", "ALREADY_SETTLED", "CLAIM_LIVE", "EXPIRED", "skipped":
 		return true
 	case "CLAIM_LOST":
 		return op.Input.(call).kind != tell // a late report is kept

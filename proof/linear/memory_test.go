@@ -36,7 +36,7 @@ func TestTheReferenceStoreUnderFaults(t *testing.T) {
 		clock := storetest.NewRunningClock()
 		daemons, faulty := faultyDaemons(t, storetest.NewModel(clock, 0), seed, 3)
 		play{
-			daemons: daemons, keys: 3, clients: 6, steps: 22, limit: fewRuns, deadlines: true,
+			daemons: daemons, keys: 3, clients: 6, steps: 22, limit: fewRuns, deadlines: true, operators: true,
 			lapse: func(context.Context) error { clock.Advance(lapseBy); return nil },
 		}.run(t, seed)
 		countFaults(faulty)
@@ -50,7 +50,7 @@ func TestEveryCallIsAnsweredWhereNothingGoesWrong(t *testing.T) {
 		clock := storetest.NewRunningClock()
 		store := storetest.NewModel(clock, 0)
 		p := play{
-			daemons: []daemon{open(t, store), open(t, store)}, keys: 3, clients: 6, steps: 22, limit: fewRuns,
+			daemons: []daemon{open(t, store), open(t, store)}, keys: 3, clients: 6, steps: 22, limit: fewRuns, operators: true,
 			lapse: func(context.Context) error { clock.Advance(lapseBy); return nil },
 		}
 		h := p.record(t, seed)
@@ -77,7 +77,7 @@ func TestTheEmbeddedStoreUnderFaults(t *testing.T) {
 		}()
 		daemons, faulty := faultyDaemons(t, store, seed, 1)
 		play{
-			daemons: daemons, keys: 5, clients: 10, steps: 22, limit: fewRuns, deadlines: true,
+			daemons: daemons, keys: 5, clients: 10, steps: 22, limit: fewRuns, deadlines: true, operators: true,
 			lapse: func(context.Context) error { clock.Advance(lapseBy); return nil },
 		}.run(t, seed)
 		countFaults(faulty)
@@ -91,7 +91,7 @@ func TestDaemonsWhoseStoreComesAndGoes(t *testing.T) {
 		clock := storetest.NewRunningClock()
 		daemons, faulty := faultyDaemons(t, storetest.NewModel(clock, 0), seed, 2)
 		play{
-			daemons: daemons, keys: 3, clients: 6, steps: 22, limit: fewRuns,
+			daemons: daemons, keys: 3, clients: 6, steps: 22, limit: fewRuns, operators: true,
 			lapse: func(context.Context) error { clock.Advance(lapseBy); return nil },
 			weather: func(ctx context.Context, rng *rand.Rand) {
 				for ctx.Err() == nil {

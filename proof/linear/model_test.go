@@ -65,6 +65,9 @@ type entry struct {
 	runs     int8
 	n        int8
 	attempts [most]attempt
+	credit   bool // an operator's, for one more run
+	erased   bool
+	decided  resolutions // by operators
 }
 
 type leaseState byte
@@ -83,6 +86,8 @@ const (
 	extend
 	lookup
 	lapse // all leases end
+	resolve
+	erase
 )
 
 // call is what a client asks.
@@ -93,6 +98,8 @@ type call struct {
 	print   byte
 	attempt int8 // the claim's
 	report  report
+	action  action // of an operator who resolves
+	force   bool   // of an operator
 	// lapses is how often all leases had been ended before the call was made.
 	lapses int16
 }
@@ -138,6 +145,10 @@ func (e entry) step(c call, t told, limit int8) (bool, entry) {
 		return e.extend(c, t)
 	case lookup:
 		return e.look(t, limit)
+	case resolve:
+		return e.resolve(c, t)
+	case erase:
+		return e.erase(c, t)
 	default:
 		e.lapses++
 		if e.pending() && e.current {
@@ -165,6 +176,11 @@ func (e *entry) renew(c call) {
 	}
 }
 
+// byOperator reports whether an operator settled the entry.
+func (e entry) byOperator() bool {
+	return e.settled != 0 && e.answer.by == 0 && e.answer.report.kind != 0
+}
+
 // attemptOf is the number of the attempt with that id, 0 if there is none, and whether it is the current one.
 func (e entry) attemptOf(id int16) (int8, bool) {
 	for i := range e.n {
@@ -177,7 +193,7 @@ func (e entry) attemptOf(id int16) (int8, bool) {
 
 func (e entry) begin(c call, t told, limit int8) (bool, entry) {
 	own, current := e.attemptOf(c.id)
-	capped := e.runs >= limit || e.n >= most
+	capped := e.runs >= limit && !e.credit || e.n >= most
 	refused := func(reason string) (bool, entry) { return t.what == reason || t.what == nobodyKnows, e }
 	answered := func() (bool, entry) {
 		return t.what == nobodyKnows || t.what == "answer" && t.said == e.answer, e
@@ -189,6 +205,8 @@ func (e entry) begin(c call, t told, limit int8) (bool, entry) {
 		return e.grant(c, t)
 	case e.print != c.print:
 		return refused("KEY_REUSED")
+	case e.erased:
+		return refused("EXPIRED")
 	case e.settled == success || e.settled == final:
 		return answered()
 	case e.settled == retryable && (current || own == 0 && (c.recover || capped)):
@@ -219,7 +237,11 @@ func (e entry) grant(c call, t told) (bool, entry) {
 	}
 	e.attempts[e.n] = attempt{id: c.id, recover: c.recover}
 	e.n++
-	if !c.recover {
+	switch {
+	case c.recover:
+	case e.credit:
+		e.credit = false
+	default:
 		e.runs++
 	}
 	e.settled, e.answer, e.current, e.lease, e.fresh = 0, said{}, true, e.given(c), false
@@ -246,8 +268,10 @@ func (e entry) report(c call, t told) (bool, entry) {
 	holder := e.current && c.attempt == e.n
 	refused := func(reason string) bool { return t.what == reason || t.what == nobodyKnows }
 	switch {
-	case a.ended == c.report:
+	case a.ended == c.report || e.byOperator() && e.answer.report == c.report:
 		return t.what == nobodyKnows || t.what == "ok" && (t.resumed || t.unsure > 0) && t.attempt == c.attempt, e
+	case e.erased:
+		return refused("EXPIRED"), e
 	case e.settled == success && !holder:
 		return refused("CLAIM_LOST"), e
 	case (e.settled == success || e.settled == final) && holder:
@@ -296,6 +320,8 @@ func (e entry) extend(c call, t told) (bool, entry) {
 	holder := e.current && c.attempt == e.n
 	want := "renewed"
 	switch {
+	case e.erased:
+		want = "EXPIRED"
 	case !holder || e.settled == retryable:
 		want = "CLAIM_LOST"
 	case e.settled != 0:
@@ -308,20 +334,21 @@ func (e entry) extend(c call, t told) (bool, entry) {
 
 // look is a Lookup. What it shows of a lease settles what was open.
 func (e entry) look(t told, limit int8) (bool, entry) {
-	if e.lease == runningOrOver {
-		e.lease = over
-		if t.condition == "live" {
-			e.lease = running
-		}
-	}
+	e.judgedLive(t.condition == "live")
 	if !e.known {
 		return t.what == "ENTRY_NOT_FOUND", e
 	}
-	return t.what == "view" && t.attempt == e.n && t.condition == e.condition(limit) && t.said == e.answer && t.doubt == e.doubt, e
+	shown := e.answer
+	if e.erased {
+		shown = said{}
+	}
+	return t.what == "view" && t.attempt == e.n && t.condition == e.condition(limit) && t.said == shown && t.doubt == e.doubt, e
 }
 
 func (e entry) condition(limit int8) string {
 	switch {
+	case e.erased:
+		return "expired"
 	case e.settled != 0:
 		return map[verdict]string{success: "completed", final: "failed", retryable: "retryable"}[e.settled]
 	case e.live():
@@ -352,6 +379,8 @@ func (c call) String() string {
 		return fmt.Sprintf("attempt %d (id %d) extends", c.attempt, c.id)
 	case lookup:
 		return "lookup"
+	case resolve, erase:
+		return c.operatorString()
 	default:
 		return "the leases end"
 	}

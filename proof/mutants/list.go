@@ -126,6 +126,34 @@ var decisionMutants = []mutant{
 		old: "if e.State == FailedRetryable {\n			//", new: "if e.State == FailedRetryable && e.Closed {\n			//",
 	},
 	{
+		name: "a release raises no doubt", file: "ledger/decide_operator.go", suites: [][]string{orders},
+		old: "c.Current, c.Doubt, c.Credit = false, true, true", new: "c.Current, c.Credit = false, true",
+	},
+	{
+		name: "a release credit is never used up", file: "ledger/decide_begin.go", suites: [][]string{orders},
+		old: "c.Credit, c.Last.OnCredit = false, true", new: "c.Last.OnCredit = true",
+	},
+	{
+		name: "an operator settles a live claim without force", file: "ledger/decide_operator.go", suites: [][]string{orders},
+		old: "	case condition == Live && !r.Force:\n		return refused(", new: "	case condition == Live && !r.Force && e.Closed:\n		return refused(",
+	},
+	{
+		name: "an operator decides about an attempt that nobody saw", file: "ledger/decide_operator.go", suites: [][]string{orders},
+		old: "	case r.Attempt != e.Last.Number:", new: "	case r.Attempt > e.Last.Number:",
+	},
+	{
+		name: "a release that is sent again releases again", file: "ledger/decide_operator.go", suites: [][]string{orders},
+		old: "d.Action == r.Action && d.Attempt == r.Attempt && d.Report == r.Report {", new: "d.Action == r.Action && d.Attempt == r.Attempt && d.Report == r.Report && r.Action != ResolveRelease {",
+	},
+	{
+		name: "an erasure takes a live claim away", file: "ledger/decide_operator.go", suites: [][]string{orders},
+		old: "		return Verdict{Outcome: Skipped}", new: "		env.Now++",
+	},
+	{
+		name: "a report settles what was erased", file: "ledger/decide_report.go", suites: [][]string{orders},
+		old: "	case Lapsed, Expired:\n		return refused(expired())\n	case ConditionCompleted:", new: "	case ConditionCompleted:",
+	},
+	{
 		name: "sweep a pending entry", file: "ledger/decide_operator.go", suites: [][]string{tables},
 		old: "		if e.DueAt > now {\n			return SweepNothing, nil\n		}\n", new: "		if e.DueAt > now {\n			return SweepForget, nil\n		}\n",
 	},

@@ -52,11 +52,12 @@ var allowed = map[string][]string{
 	"cmd/idemd/internal/workload": {
 		"clientlib", "gen/...", "google.golang.org/...", "github.com/google/uuid", "github.com/HdrHistogram/hdrhistogram-go",
 	},
-	"proof/linear":  {},
-	"proof/sim":     {},
-	"proof/model":   {},
-	"proof/mutants": {},
-	"tools/layout":  {},
+	"proof/linear":       {},
+	"proof/sim":          {},
+	"proof/model":        {},
+	"proof/mutants":      {},
+	"tools/layout":       {},
+	"tools/cockroachsql": {},
 	// What a user would import, and nothing else of ours.
 	"examples/payments":                 {"clientlib", "examples/payments/gen/...", "google.golang.org/..."},
 	"examples/payments/gen/payments/v1": {"gen/...", "google.golang.org/..."},

@@ -172,6 +172,8 @@ func (s *Server) Serve(ctx context.Context, grpcListener, httpListener net.Liste
 	if !s.served.CompareAndSwap(false, true) {
 		return errors.New("server: Serve was called before")
 	}
+	// The first look comes before the first caller: one who is let in is not told NOT_SERVING by a daemon that is well.
+	s.health.set(s.readiness.check() == nil)
 	watching, stopWatching := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopWatching()
 	ends := make(chan error, 3)

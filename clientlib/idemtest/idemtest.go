@@ -18,8 +18,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/idemd/idemd/clientlib"
 	idemv1 "github.com/idemd/idemd/gen/idem/v1"
@@ -37,14 +35,6 @@ type Ledger struct {
 func New(t testing.TB) *Ledger {
 	t.Helper()
 	daemon := servertest.New(t, servertest.Options{})
-	// A test that is over before the daemon serves would stop what has not begun.
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	request := &idemv1.LookupRequest{Ref: &idemv1.EntryRef{Operation: "idemtest", Key: "is it there?"}}
-	_, err := idemv1.NewLedgerServiceClient(daemon.Conn()).Lookup(ctx, request, grpc.WaitForReady(true))
-	if status.Code(err) != codes.NotFound {
-		t.Fatalf("idemtest: the daemon does not serve: %v", err)
-	}
 	return &Ledger{t: t, daemon: daemon, link: newLink(daemon.Conn())}
 }
 

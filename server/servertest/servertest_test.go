@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
 	idemv1 "github.com/idemd/idemd/gen/idem/v1"
@@ -224,4 +225,23 @@ func ExampleStart() {
 	d.Clock().Advance(time.Hour)
 	d.Down()
 	d.Up()
+}
+
+// A daemon that was started serves, and can be closed at once.
+func TestAStartedDaemonServesAndCloses(t *testing.T) {
+	for i := range 100 {
+		d, err := servertest.Start(servertest.Options{TCP: i%2 == 0})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i%3 == 0 {
+			health, err := healthpb.NewHealthClient(d.Conn()).Check(t.Context(), &healthpb.HealthCheckRequest{})
+			if err != nil || health.GetStatus() != healthpb.HealthCheckResponse_SERVING {
+				t.Errorf("%d: %v %v", i, health, err)
+			}
+		}
+		if err := d.Close(); err != nil {
+			t.Errorf("%d: %v", i, err)
+		}
+	}
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	idemv1 "github.com/idemd/idemd/gen/idem/v1"
 	"github.com/idemd/idemd/ledger"
 )
 
@@ -30,11 +31,71 @@ func (c requestCodec) Unmarshal(data mem.BufferSlice, into any) error {
 	if err == nil || !ok || m.ProtoReflect().Descriptor().ParentFile().Package() != ErrorDomain {
 		return err
 	}
-	field := notUTF8(m.ProtoReflect().Descriptor(), data.Materialize())
-	proto.Reset(m)
-	mark := protowire.AppendTag(nil, unreadableNumber, protowire.BytesType)
-	m.ProtoReflect().SetUnknown(protowire.AppendString(mark, field))
+	raw := data.Materialize()
+	if session, ok := m.(*idemv1.SessionRequest); ok && readCalls(session, raw) {
+		return nil
+	}
+	markUnreadable(m.ProtoReflect(), raw)
 	return nil
+}
+
+// markUnreadable empties a request that could not be decoded from raw.
+func markUnreadable(m protoreflect.Message, raw []byte) {
+	proto.Reset(m.Interface())
+	mark := protowire.AppendTag(nil, unreadableNumber, protowire.BytesType)
+	m.SetUnknown(protowire.AppendString(mark, notUTF8(m.Descriptor(), raw)))
+}
+
+// readCalls decodes a session's message call by call, so that what is wrong with one call is told to that one. It reports false where a call
+// can not be told by its id, or something else than a call is wrong.
+func readCalls(into *idemv1.SessionRequest, raw []byte) bool {
+	proto.Reset(into)
+	calls := (&idemv1.SessionRequest{}).ProtoReflect().Descriptor().Fields().ByName("calls").Number()
+	var others []byte
+	for len(raw) > 0 {
+		number, wire, n := protowire.ConsumeTag(raw)
+		size := protowire.ConsumeFieldValue(number, wire, raw[max(n, 0):])
+		if n < 0 || size < 0 {
+			return false
+		}
+		if number != calls || wire != protowire.BytesType {
+			others = append(others, raw[:n+size]...)
+		} else {
+			value, _ := protowire.ConsumeBytes(raw[n:])
+			call := &idemv1.SessionCall{}
+			if err := proto.Unmarshal(value, call); err != nil && !readCall(call, value) {
+				return false
+			}
+			into.Calls = append(into.Calls, call)
+		}
+		raw = raw[n+size:]
+	}
+	return proto.UnmarshalOptions{Merge: true}.Unmarshal(others, into) == nil
+}
+
+// readCall decodes what can be decoded of a call. A request that can not be is marked, and a request id is left out.
+func readCall(call *idemv1.SessionCall, raw []byte) bool {
+	proto.Reset(call)
+	m := call.ProtoReflect()
+	for len(raw) > 0 {
+		number, wire, n := protowire.ConsumeTag(raw)
+		size := protowire.ConsumeFieldValue(number, wire, raw[max(n, 0):])
+		if n < 0 || size < 0 {
+			return false
+		}
+		field := m.Descriptor().Fields().ByNumber(number)
+		if err := (proto.UnmarshalOptions{Merge: true}).Unmarshal(raw[:n+size], call); err != nil {
+			switch value, _ := protowire.ConsumeBytes(raw[n:]); {
+			case field == nil || wire != protowire.BytesType || field.Kind() == protoreflect.StringKind:
+			case field.ContainingOneof() != nil:
+				markUnreadable(m.Mutable(field).Message(), value)
+			default:
+				return false
+			}
+		}
+		raw = raw[n+size:]
+	}
+	return call.GetId() != 0
 }
 
 // unreadableNumber is a field number that protobuf keeps for implementations, so no message has it. Its value is the path of the text that is

@@ -66,6 +66,8 @@ var permissions = map[string]permission{
 	idemv1.LedgerService_Fail_FullMethodName:     {roles: Writer},
 	idemv1.LedgerService_Extend_FullMethodName:   {roles: Writer},
 	idemv1.LedgerService_Lookup_FullMethodName:   {roles: Reader | Writer | Operator},
+	// A session by itself does nothing: each call on it needs what it needs by itself.
+	idemv1.LedgerService_Session_FullMethodName: {roles: Reader | Writer | Operator},
 
 	idemv1.AdminService_PutPolicy_FullMethodName:     {roles: Operator},
 	idemv1.AdminService_GetPolicy_FullMethodName:     {roles: Operator},

@@ -12,6 +12,8 @@ import (
 type ledgerService struct {
 	idemv1.UnimplementedLedgerServiceServer
 	ledger *ledger.Ledger
+	// sessions carry the calls below on streams.
+	sessions *sessions
 }
 
 // Begin implements idem.v1.LedgerService.

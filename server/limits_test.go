@@ -18,7 +18,9 @@ import (
 // One call too many is refused QUOTA; what ends work gets in all the same; a place that was given back is there again.
 func TestCallsUnderWayAreBounded(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, servertest.Options{Config: func(c *server.Config) { c.MaxConcurrentCalls, c.MaxConcurrentCallsPerTenant = 3, 2 }})
+	r := newRig(t, servertest.Options{Config: func(c *server.Config) {
+		c.MaxConcurrentCalls, c.MaxConcurrentCallsPerTenant = 3+itself(t), 2+itself(t)
+	}})
 	c := r.grant("k")
 	ctx, cancel := context.WithCancel(r.ctx)
 	defer cancel()

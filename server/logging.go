@@ -48,6 +48,9 @@ func withCall(ctx context.Context) (context.Context, *call) {
 }
 
 func requestID(ctx context.Context) string {
+	if id, ok := ctx.Value(callIDKey{}).(callID); ok {
+		return id.String()
+	}
 	if sent := metadata.ValueFromIncomingContext(ctx, RequestIDHeader); len(sent) == 1 && isRequestID(sent[0]) {
 		return sent[0]
 	}

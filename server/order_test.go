@@ -143,6 +143,7 @@ func TestEveryFieldHasItsReason(t *testing.T) {
 	plain := map[string]bool{
 		"ref": true, "mode": true, "claim_token": true, "details_omitted": true, "effective": true, "etag": true, "dry_run": true, "limit": true,
 		"conditions": true, "older_than": true, "doubt_only": true, "attempt": true, "force": true, "release": true, "create_time_before": true,
+		"calls": true, "cancel_ids": true,
 	}
 	for _, m := range ourMethods(t) {
 		fields := m.Input().Fields()

@@ -41,7 +41,7 @@ func newRig(t testing.TB, o servertest.Options) *rig {
 	}
 	d := servertest.New(t, o)
 	return &rig{
-		t: t, daemon: d, LedgerServiceClient: idemv1.NewLedgerServiceClient(d.Conn()), admin: idemv1.NewAdminServiceClient(d.Conn()),
+		t: t, daemon: d, LedgerServiceClient: onSessions(t, idemv1.NewLedgerServiceClient(d.Conn())), admin: idemv1.NewAdminServiceClient(d.Conn()),
 		// Not the test's own context, which ends before its clean-up does.
 		ctx: context.Background(), waiters: waiters,
 	}

@@ -145,7 +145,9 @@ func New(cfg Config) (*Server, error) {
 	s.health = newHealthService("", idemv1.LedgerService_ServiceDesc.ServiceName, idemv1.AdminService_ServiceDesc.ServiceName)
 
 	s.grpc = grpc.NewServer(s.serverOptions()...)
-	idemv1.RegisterLedgerServiceServer(s.grpc, &ledgerService{ledger: s.ledger})
+	service := &ledgerService{ledger: s.ledger}
+	service.sessions = s.newSessions(service)
+	idemv1.RegisterLedgerServiceServer(s.grpc, service)
 	idemv1.RegisterAdminServiceServer(s.grpc, &adminService{ledger: s.ledger, draining: s.draining})
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)

@@ -35,6 +35,7 @@ func newValidator() (*validator, error) {
 func requests() []proto.Message {
 	return []proto.Message{
 		&idemv1.BeginRequest{}, &idemv1.CompleteRequest{}, &idemv1.FailRequest{}, &idemv1.ExtendRequest{}, &idemv1.LookupRequest{},
+		&idemv1.SessionRequest{},
 		&idemv1.PutPolicyRequest{}, &idemv1.GetPolicyRequest{}, &idemv1.ListPoliciesRequest{}, &idemv1.DeletePolicyRequest{},
 		&idemv1.ApplyPolicyRequest{}, &idemv1.SweepRequest{}, &idemv1.ListEntriesRequest{}, &idemv1.ResolveEntryRequest{},
 		&idemv1.DeleteEntriesRequest{}, &idemv1.GetStatsRequest{},
@@ -182,7 +183,8 @@ func (s *Server) admitUnary(ctx context.Context, req any, info *grpc.UnaryServer
 }
 
 func (s *Server) admitStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	if !isOurs(info.FullMethod) {
+	// The calls on a session are admitted one by one.
+	if !isOurs(info.FullMethod) || info.FullMethod == idemv1.LedgerService_Session_FullMethodName {
 		return handler(srv, stream)
 	}
 	return handler(srv, &admittedStream{ServerStream: stream, admit: s.admit})

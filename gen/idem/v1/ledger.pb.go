@@ -999,6 +999,438 @@ func (x *LookupResponse) GetEntry() *Entry {
 	return nil
 }
 
+// SessionRequest is what a caller says next on a session: any number of calls, so that what came together travels together.
+type SessionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Calls to be made, at most 1024. They run at the same time: none waits for another.
+	Calls []*SessionCall `protobuf:"bytes,1,rep,name=calls,proto3" json:"calls,omitempty"`
+	// The ids of calls to be given up, at most 1024: as a cancelled call, each ends soon, with a result, and its outcome is not
+	// known. An id that is not in use is passed over: its result may be on its way.
+	CancelIds     []uint64 `protobuf:"varint,2,rep,packed,name=cancel_ids,json=cancelIds,proto3" json:"cancel_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionRequest) Reset() {
+	*x = SessionRequest{}
+	mi := &file_idem_v1_ledger_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionRequest) ProtoMessage() {}
+
+func (x *SessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_idem_v1_ledger_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionRequest.ProtoReflect.Descriptor instead.
+func (*SessionRequest) Descriptor() ([]byte, []int) {
+	return file_idem_v1_ledger_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *SessionRequest) GetCalls() []*SessionCall {
+	if x != nil {
+		return x.Calls
+	}
+	return nil
+}
+
+func (x *SessionRequest) GetCancelIds() []uint64 {
+	if x != nil {
+		return x.CancelIds
+	}
+	return nil
+}
+
+// SessionCall is one call on a session.
+type SessionCall struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What the caller calls it by: not 0, and not that of another call on this stream that has no result yet.
+	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// How long the call may take, counted from when the daemon reads it: its deadline. Unset: no limit. Not negative.
+	Timeout *durationpb.Duration `protobuf:"bytes,2,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// What finds the call in the daemon's log, as the header x-request-id of a call of its own does: 1 to 128 printable ASCII
+	// characters without blanks. Anything else: the x-request-id of the stream, a slash, and the id.
+	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// What is asked. Required; each kind is judged as the call of its own is.
+	//
+	// Types that are valid to be assigned to Request:
+	//
+	//	*SessionCall_Begin
+	//	*SessionCall_Complete
+	//	*SessionCall_Fail
+	//	*SessionCall_Extend
+	//	*SessionCall_Lookup
+	Request       isSessionCall_Request `protobuf_oneof:"request"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionCall) Reset() {
+	*x = SessionCall{}
+	mi := &file_idem_v1_ledger_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionCall) ProtoMessage() {}
+
+func (x *SessionCall) ProtoReflect() protoreflect.Message {
+	mi := &file_idem_v1_ledger_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionCall.ProtoReflect.Descriptor instead.
+func (*SessionCall) Descriptor() ([]byte, []int) {
+	return file_idem_v1_ledger_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *SessionCall) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *SessionCall) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *SessionCall) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *SessionCall) GetRequest() isSessionCall_Request {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *SessionCall) GetBegin() *BeginRequest {
+	if x != nil {
+		if x, ok := x.Request.(*SessionCall_Begin); ok {
+			return x.Begin
+		}
+	}
+	return nil
+}
+
+func (x *SessionCall) GetComplete() *CompleteRequest {
+	if x != nil {
+		if x, ok := x.Request.(*SessionCall_Complete); ok {
+			return x.Complete
+		}
+	}
+	return nil
+}
+
+func (x *SessionCall) GetFail() *FailRequest {
+	if x != nil {
+		if x, ok := x.Request.(*SessionCall_Fail); ok {
+			return x.Fail
+		}
+	}
+	return nil
+}
+
+func (x *SessionCall) GetExtend() *ExtendRequest {
+	if x != nil {
+		if x, ok := x.Request.(*SessionCall_Extend); ok {
+			return x.Extend
+		}
+	}
+	return nil
+}
+
+func (x *SessionCall) GetLookup() *LookupRequest {
+	if x != nil {
+		if x, ok := x.Request.(*SessionCall_Lookup); ok {
+			return x.Lookup
+		}
+	}
+	return nil
+}
+
+type isSessionCall_Request interface {
+	isSessionCall_Request()
+}
+
+type SessionCall_Begin struct {
+	// As LedgerService.Begin.
+	Begin *BeginRequest `protobuf:"bytes,4,opt,name=begin,proto3,oneof"`
+}
+
+type SessionCall_Complete struct {
+	// As LedgerService.Complete.
+	Complete *CompleteRequest `protobuf:"bytes,5,opt,name=complete,proto3,oneof"`
+}
+
+type SessionCall_Fail struct {
+	// As LedgerService.Fail.
+	Fail *FailRequest `protobuf:"bytes,6,opt,name=fail,proto3,oneof"`
+}
+
+type SessionCall_Extend struct {
+	// As LedgerService.Extend.
+	Extend *ExtendRequest `protobuf:"bytes,7,opt,name=extend,proto3,oneof"`
+}
+
+type SessionCall_Lookup struct {
+	// As LedgerService.Lookup.
+	Lookup *LookupRequest `protobuf:"bytes,8,opt,name=lookup,proto3,oneof"`
+}
+
+func (*SessionCall_Begin) isSessionCall_Request() {}
+
+func (*SessionCall_Complete) isSessionCall_Request() {}
+
+func (*SessionCall_Fail) isSessionCall_Request() {}
+
+func (*SessionCall_Extend) isSessionCall_Request() {}
+
+func (*SessionCall_Lookup) isSessionCall_Request() {}
+
+// SessionResponse is what the daemon says next on a session: the results that came together.
+type SessionResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Results, in the order in which the calls ended.
+	Results       []*SessionResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionResponse) Reset() {
+	*x = SessionResponse{}
+	mi := &file_idem_v1_ledger_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionResponse) ProtoMessage() {}
+
+func (x *SessionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_idem_v1_ledger_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionResponse.ProtoReflect.Descriptor instead.
+func (*SessionResponse) Descriptor() ([]byte, []int) {
+	return file_idem_v1_ledger_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *SessionResponse) GetResults() []*SessionResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+// SessionResult is what came of one call. Its id is free again.
+type SessionResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The id of the call.
+	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// What came of it: the response of the call's kind, or the status that it was refused with.
+	//
+	// Types that are valid to be assigned to Result:
+	//
+	//	*SessionResult_Error
+	//	*SessionResult_Begin
+	//	*SessionResult_Complete
+	//	*SessionResult_Fail
+	//	*SessionResult_Extend
+	//	*SessionResult_Lookup
+	Result        isSessionResult_Result `protobuf_oneof:"result"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionResult) Reset() {
+	*x = SessionResult{}
+	mi := &file_idem_v1_ledger_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionResult) ProtoMessage() {}
+
+func (x *SessionResult) ProtoReflect() protoreflect.Message {
+	mi := &file_idem_v1_ledger_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionResult.ProtoReflect.Descriptor instead.
+func (*SessionResult) Descriptor() ([]byte, []int) {
+	return file_idem_v1_ledger_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *SessionResult) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *SessionResult) GetResult() isSessionResult_Result {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+func (x *SessionResult) GetError() *status.Status {
+	if x != nil {
+		if x, ok := x.Result.(*SessionResult_Error); ok {
+			return x.Error
+		}
+	}
+	return nil
+}
+
+func (x *SessionResult) GetBegin() *BeginResponse {
+	if x != nil {
+		if x, ok := x.Result.(*SessionResult_Begin); ok {
+			return x.Begin
+		}
+	}
+	return nil
+}
+
+func (x *SessionResult) GetComplete() *CompleteResponse {
+	if x != nil {
+		if x, ok := x.Result.(*SessionResult_Complete); ok {
+			return x.Complete
+		}
+	}
+	return nil
+}
+
+func (x *SessionResult) GetFail() *FailResponse {
+	if x != nil {
+		if x, ok := x.Result.(*SessionResult_Fail); ok {
+			return x.Fail
+		}
+	}
+	return nil
+}
+
+func (x *SessionResult) GetExtend() *ExtendResponse {
+	if x != nil {
+		if x, ok := x.Result.(*SessionResult_Extend); ok {
+			return x.Extend
+		}
+	}
+	return nil
+}
+
+func (x *SessionResult) GetLookup() *LookupResponse {
+	if x != nil {
+		if x, ok := x.Result.(*SessionResult_Lookup); ok {
+			return x.Lookup
+		}
+	}
+	return nil
+}
+
+type isSessionResult_Result interface {
+	isSessionResult_Result()
+}
+
+type SessionResult_Error struct {
+	// The refusal: code, message and details as those of a call of its own. Its code is never 0 (OK).
+	Error *status.Status `protobuf:"bytes,2,opt,name=error,proto3,oneof"`
+}
+
+type SessionResult_Begin struct {
+	// Of a Begin.
+	Begin *BeginResponse `protobuf:"bytes,3,opt,name=begin,proto3,oneof"`
+}
+
+type SessionResult_Complete struct {
+	// Of a Complete.
+	Complete *CompleteResponse `protobuf:"bytes,4,opt,name=complete,proto3,oneof"`
+}
+
+type SessionResult_Fail struct {
+	// Of a Fail.
+	Fail *FailResponse `protobuf:"bytes,5,opt,name=fail,proto3,oneof"`
+}
+
+type SessionResult_Extend struct {
+	// Of an Extend.
+	Extend *ExtendResponse `protobuf:"bytes,6,opt,name=extend,proto3,oneof"`
+}
+
+type SessionResult_Lookup struct {
+	// Of a Lookup.
+	Lookup *LookupResponse `protobuf:"bytes,7,opt,name=lookup,proto3,oneof"`
+}
+
+func (*SessionResult_Error) isSessionResult_Result() {}
+
+func (*SessionResult_Begin) isSessionResult_Result() {}
+
+func (*SessionResult_Complete) isSessionResult_Result() {}
+
+func (*SessionResult_Fail) isSessionResult_Result() {}
+
+func (*SessionResult_Extend) isSessionResult_Result() {}
+
+func (*SessionResult_Lookup) isSessionResult_Result() {}
+
 var File_idem_v1_ledger_proto protoreflect.FileDescriptor
 
 const file_idem_v1_ledger_proto_rawDesc = "" +
@@ -1074,17 +1506,44 @@ const file_idem_v1_ledger_proto_rawDesc = "" +
 	"\rLookupRequest\x12+\n" +
 	"\x03ref\x18\x01 \x01(\v2\x11.idem.v1.EntryRefB\x06\xbaH\x03\xc8\x01\x01R\x03ref\"6\n" +
 	"\x0eLookupResponse\x12$\n" +
-	"\x05entry\x18\x01 \x01(\v2\x0e.idem.v1.EntryR\x05entry*S\n" +
+	"\x05entry\x18\x01 \x01(\v2\x0e.idem.v1.EntryR\x05entry\"q\n" +
+	"\x0eSessionRequest\x125\n" +
+	"\x05calls\x18\x01 \x03(\v2\x14.idem.v1.SessionCallB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\x05calls\x12(\n" +
+	"\n" +
+	"cancel_ids\x18\x02 \x03(\x04B\t\xbaH\x06\x92\x01\x03\x10\x80\bR\tcancelIds\"\xae\x03\n" +
+	"\vSessionCall\x12\x17\n" +
+	"\x02id\x18\x01 \x01(\x04B\a\xbaH\x042\x02 \x00R\x02id\x12=\n" +
+	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationB\b\xbaH\x05\xaa\x01\x022\x00R\atimeout\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\x125\n" +
+	"\x05begin\x18\x04 \x01(\v2\x15.idem.v1.BeginRequestB\x06\xbaH\x03\xd8\x01\x03H\x00R\x05begin\x12>\n" +
+	"\bcomplete\x18\x05 \x01(\v2\x18.idem.v1.CompleteRequestB\x06\xbaH\x03\xd8\x01\x03H\x00R\bcomplete\x122\n" +
+	"\x04fail\x18\x06 \x01(\v2\x14.idem.v1.FailRequestB\x06\xbaH\x03\xd8\x01\x03H\x00R\x04fail\x128\n" +
+	"\x06extend\x18\a \x01(\v2\x16.idem.v1.ExtendRequestB\x06\xbaH\x03\xd8\x01\x03H\x00R\x06extend\x128\n" +
+	"\x06lookup\x18\b \x01(\v2\x16.idem.v1.LookupRequestB\x06\xbaH\x03\xd8\x01\x03H\x00R\x06lookupB\t\n" +
+	"\arequest\"C\n" +
+	"\x0fSessionResponse\x120\n" +
+	"\aresults\x18\x01 \x03(\v2\x16.idem.v1.SessionResultR\aresults\"\xd1\x02\n" +
+	"\rSessionResult\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12*\n" +
+	"\x05error\x18\x02 \x01(\v2\x12.google.rpc.StatusH\x00R\x05error\x12.\n" +
+	"\x05begin\x18\x03 \x01(\v2\x16.idem.v1.BeginResponseH\x00R\x05begin\x127\n" +
+	"\bcomplete\x18\x04 \x01(\v2\x19.idem.v1.CompleteResponseH\x00R\bcomplete\x12+\n" +
+	"\x04fail\x18\x05 \x01(\v2\x15.idem.v1.FailResponseH\x00R\x04fail\x121\n" +
+	"\x06extend\x18\x06 \x01(\v2\x17.idem.v1.ExtendResponseH\x00R\x06extend\x121\n" +
+	"\x06lookup\x18\a \x01(\v2\x17.idem.v1.LookupResponseH\x00R\x06lookupB\b\n" +
+	"\x06result*S\n" +
 	"\tBeginMode\x12\x1a\n" +
 	"\x16BEGIN_MODE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eBEGIN_MODE_RUN\x10\x01\x12\x16\n" +
-	"\x12BEGIN_MODE_RECOVER\x10\x022\xb8\x02\n" +
+	"\x12BEGIN_MODE_RECOVER\x10\x022\xfa\x02\n" +
 	"\rLedgerService\x126\n" +
 	"\x05Begin\x12\x15.idem.v1.BeginRequest\x1a\x16.idem.v1.BeginResponse\x12?\n" +
 	"\bComplete\x12\x18.idem.v1.CompleteRequest\x1a\x19.idem.v1.CompleteResponse\x123\n" +
 	"\x04Fail\x12\x14.idem.v1.FailRequest\x1a\x15.idem.v1.FailResponse\x129\n" +
 	"\x06Extend\x12\x16.idem.v1.ExtendRequest\x1a\x17.idem.v1.ExtendResponse\x12>\n" +
-	"\x06Lookup\x12\x16.idem.v1.LookupRequest\x1a\x17.idem.v1.LookupResponse\"\x03\x90\x02\x01B+Z)github.com/idemd/idemd/gen/idem/v1;idemv1b\x06proto3"
+	"\x06Lookup\x12\x16.idem.v1.LookupRequest\x1a\x17.idem.v1.LookupResponse\"\x03\x90\x02\x01\x12@\n" +
+	"\aSession\x12\x17.idem.v1.SessionRequest\x1a\x18.idem.v1.SessionResponse(\x010\x01B+Z)github.com/idemd/idemd/gen/idem/v1;idemv1b\x06proto3"
 
 var (
 	file_idem_v1_ledger_proto_rawDescOnce sync.Once
@@ -1099,7 +1558,7 @@ func file_idem_v1_ledger_proto_rawDescGZIP() []byte {
 }
 
 var file_idem_v1_ledger_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_idem_v1_ledger_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_idem_v1_ledger_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_idem_v1_ledger_proto_goTypes = []any{
 	(BeginMode)(0),                // 0: idem.v1.BeginMode
 	(*BeginRequest)(nil),          // 1: idem.v1.BeginRequest
@@ -1114,61 +1573,81 @@ var file_idem_v1_ledger_proto_goTypes = []any{
 	(*ExtendResponse)(nil),        // 10: idem.v1.ExtendResponse
 	(*LookupRequest)(nil),         // 11: idem.v1.LookupRequest
 	(*LookupResponse)(nil),        // 12: idem.v1.LookupResponse
-	(*EntryRef)(nil),              // 13: idem.v1.EntryRef
-	(*Fingerprint)(nil),           // 14: idem.v1.Fingerprint
-	(*durationpb.Duration)(nil),   // 15: google.protobuf.Duration
-	(*Answer)(nil),                // 16: idem.v1.Answer
-	(*Failure)(nil),               // 17: idem.v1.Failure
-	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
-	(*Evidence)(nil),              // 19: idem.v1.Evidence
-	(*Response)(nil),              // 20: idem.v1.Response
-	(*EntryTimes)(nil),            // 21: idem.v1.EntryTimes
-	(*status.Status)(nil),         // 22: google.rpc.Status
-	(Disposition)(0),              // 23: idem.v1.Disposition
-	(*Entry)(nil),                 // 24: idem.v1.Entry
+	(*SessionRequest)(nil),        // 13: idem.v1.SessionRequest
+	(*SessionCall)(nil),           // 14: idem.v1.SessionCall
+	(*SessionResponse)(nil),       // 15: idem.v1.SessionResponse
+	(*SessionResult)(nil),         // 16: idem.v1.SessionResult
+	(*EntryRef)(nil),              // 17: idem.v1.EntryRef
+	(*Fingerprint)(nil),           // 18: idem.v1.Fingerprint
+	(*durationpb.Duration)(nil),   // 19: google.protobuf.Duration
+	(*Answer)(nil),                // 20: idem.v1.Answer
+	(*Failure)(nil),               // 21: idem.v1.Failure
+	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
+	(*Evidence)(nil),              // 23: idem.v1.Evidence
+	(*Response)(nil),              // 24: idem.v1.Response
+	(*EntryTimes)(nil),            // 25: idem.v1.EntryTimes
+	(*status.Status)(nil),         // 26: google.rpc.Status
+	(Disposition)(0),              // 27: idem.v1.Disposition
+	(*Entry)(nil),                 // 28: idem.v1.Entry
 }
 var file_idem_v1_ledger_proto_depIdxs = []int32{
-	13, // 0: idem.v1.BeginRequest.ref:type_name -> idem.v1.EntryRef
-	14, // 1: idem.v1.BeginRequest.fingerprints:type_name -> idem.v1.Fingerprint
-	15, // 2: idem.v1.BeginRequest.lease:type_name -> google.protobuf.Duration
-	15, // 3: idem.v1.BeginRequest.wait:type_name -> google.protobuf.Duration
+	17, // 0: idem.v1.BeginRequest.ref:type_name -> idem.v1.EntryRef
+	18, // 1: idem.v1.BeginRequest.fingerprints:type_name -> idem.v1.Fingerprint
+	19, // 2: idem.v1.BeginRequest.lease:type_name -> google.protobuf.Duration
+	19, // 3: idem.v1.BeginRequest.wait:type_name -> google.protobuf.Duration
 	0,  // 4: idem.v1.BeginRequest.mode:type_name -> idem.v1.BeginMode
 	3,  // 5: idem.v1.BeginResponse.granted:type_name -> idem.v1.Claim
-	16, // 6: idem.v1.BeginResponse.completed:type_name -> idem.v1.Answer
-	17, // 7: idem.v1.BeginResponse.failed:type_name -> idem.v1.Failure
+	20, // 6: idem.v1.BeginResponse.completed:type_name -> idem.v1.Answer
+	21, // 7: idem.v1.BeginResponse.failed:type_name -> idem.v1.Failure
 	4,  // 8: idem.v1.BeginResponse.in_progress:type_name -> idem.v1.InProgress
-	18, // 9: idem.v1.Claim.lease_expire_time:type_name -> google.protobuf.Timestamp
-	15, // 10: idem.v1.Claim.lease:type_name -> google.protobuf.Duration
-	19, // 11: idem.v1.Claim.evidence:type_name -> idem.v1.Evidence
-	15, // 12: idem.v1.InProgress.retry_after:type_name -> google.protobuf.Duration
-	13, // 13: idem.v1.CompleteRequest.ref:type_name -> idem.v1.EntryRef
-	20, // 14: idem.v1.CompleteRequest.response:type_name -> idem.v1.Response
-	21, // 15: idem.v1.CompleteResponse.times:type_name -> idem.v1.EntryTimes
-	13, // 16: idem.v1.FailRequest.ref:type_name -> idem.v1.EntryRef
-	22, // 17: idem.v1.FailRequest.status:type_name -> google.rpc.Status
-	23, // 18: idem.v1.FailRequest.disposition:type_name -> idem.v1.Disposition
-	21, // 19: idem.v1.FailResponse.times:type_name -> idem.v1.EntryTimes
-	13, // 20: idem.v1.ExtendRequest.ref:type_name -> idem.v1.EntryRef
-	15, // 21: idem.v1.ExtendRequest.lease:type_name -> google.protobuf.Duration
-	18, // 22: idem.v1.ExtendResponse.lease_expire_time:type_name -> google.protobuf.Timestamp
-	15, // 23: idem.v1.ExtendResponse.lease:type_name -> google.protobuf.Duration
-	13, // 24: idem.v1.LookupRequest.ref:type_name -> idem.v1.EntryRef
-	24, // 25: idem.v1.LookupResponse.entry:type_name -> idem.v1.Entry
-	1,  // 26: idem.v1.LedgerService.Begin:input_type -> idem.v1.BeginRequest
-	5,  // 27: idem.v1.LedgerService.Complete:input_type -> idem.v1.CompleteRequest
-	7,  // 28: idem.v1.LedgerService.Fail:input_type -> idem.v1.FailRequest
-	9,  // 29: idem.v1.LedgerService.Extend:input_type -> idem.v1.ExtendRequest
-	11, // 30: idem.v1.LedgerService.Lookup:input_type -> idem.v1.LookupRequest
-	2,  // 31: idem.v1.LedgerService.Begin:output_type -> idem.v1.BeginResponse
-	6,  // 32: idem.v1.LedgerService.Complete:output_type -> idem.v1.CompleteResponse
-	8,  // 33: idem.v1.LedgerService.Fail:output_type -> idem.v1.FailResponse
-	10, // 34: idem.v1.LedgerService.Extend:output_type -> idem.v1.ExtendResponse
-	12, // 35: idem.v1.LedgerService.Lookup:output_type -> idem.v1.LookupResponse
-	31, // [31:36] is the sub-list for method output_type
-	26, // [26:31] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	22, // 9: idem.v1.Claim.lease_expire_time:type_name -> google.protobuf.Timestamp
+	19, // 10: idem.v1.Claim.lease:type_name -> google.protobuf.Duration
+	23, // 11: idem.v1.Claim.evidence:type_name -> idem.v1.Evidence
+	19, // 12: idem.v1.InProgress.retry_after:type_name -> google.protobuf.Duration
+	17, // 13: idem.v1.CompleteRequest.ref:type_name -> idem.v1.EntryRef
+	24, // 14: idem.v1.CompleteRequest.response:type_name -> idem.v1.Response
+	25, // 15: idem.v1.CompleteResponse.times:type_name -> idem.v1.EntryTimes
+	17, // 16: idem.v1.FailRequest.ref:type_name -> idem.v1.EntryRef
+	26, // 17: idem.v1.FailRequest.status:type_name -> google.rpc.Status
+	27, // 18: idem.v1.FailRequest.disposition:type_name -> idem.v1.Disposition
+	25, // 19: idem.v1.FailResponse.times:type_name -> idem.v1.EntryTimes
+	17, // 20: idem.v1.ExtendRequest.ref:type_name -> idem.v1.EntryRef
+	19, // 21: idem.v1.ExtendRequest.lease:type_name -> google.protobuf.Duration
+	22, // 22: idem.v1.ExtendResponse.lease_expire_time:type_name -> google.protobuf.Timestamp
+	19, // 23: idem.v1.ExtendResponse.lease:type_name -> google.protobuf.Duration
+	17, // 24: idem.v1.LookupRequest.ref:type_name -> idem.v1.EntryRef
+	28, // 25: idem.v1.LookupResponse.entry:type_name -> idem.v1.Entry
+	14, // 26: idem.v1.SessionRequest.calls:type_name -> idem.v1.SessionCall
+	19, // 27: idem.v1.SessionCall.timeout:type_name -> google.protobuf.Duration
+	1,  // 28: idem.v1.SessionCall.begin:type_name -> idem.v1.BeginRequest
+	5,  // 29: idem.v1.SessionCall.complete:type_name -> idem.v1.CompleteRequest
+	7,  // 30: idem.v1.SessionCall.fail:type_name -> idem.v1.FailRequest
+	9,  // 31: idem.v1.SessionCall.extend:type_name -> idem.v1.ExtendRequest
+	11, // 32: idem.v1.SessionCall.lookup:type_name -> idem.v1.LookupRequest
+	16, // 33: idem.v1.SessionResponse.results:type_name -> idem.v1.SessionResult
+	26, // 34: idem.v1.SessionResult.error:type_name -> google.rpc.Status
+	2,  // 35: idem.v1.SessionResult.begin:type_name -> idem.v1.BeginResponse
+	6,  // 36: idem.v1.SessionResult.complete:type_name -> idem.v1.CompleteResponse
+	8,  // 37: idem.v1.SessionResult.fail:type_name -> idem.v1.FailResponse
+	10, // 38: idem.v1.SessionResult.extend:type_name -> idem.v1.ExtendResponse
+	12, // 39: idem.v1.SessionResult.lookup:type_name -> idem.v1.LookupResponse
+	1,  // 40: idem.v1.LedgerService.Begin:input_type -> idem.v1.BeginRequest
+	5,  // 41: idem.v1.LedgerService.Complete:input_type -> idem.v1.CompleteRequest
+	7,  // 42: idem.v1.LedgerService.Fail:input_type -> idem.v1.FailRequest
+	9,  // 43: idem.v1.LedgerService.Extend:input_type -> idem.v1.ExtendRequest
+	11, // 44: idem.v1.LedgerService.Lookup:input_type -> idem.v1.LookupRequest
+	13, // 45: idem.v1.LedgerService.Session:input_type -> idem.v1.SessionRequest
+	2,  // 46: idem.v1.LedgerService.Begin:output_type -> idem.v1.BeginResponse
+	6,  // 47: idem.v1.LedgerService.Complete:output_type -> idem.v1.CompleteResponse
+	8,  // 48: idem.v1.LedgerService.Fail:output_type -> idem.v1.FailResponse
+	10, // 49: idem.v1.LedgerService.Extend:output_type -> idem.v1.ExtendResponse
+	12, // 50: idem.v1.LedgerService.Lookup:output_type -> idem.v1.LookupResponse
+	15, // 51: idem.v1.LedgerService.Session:output_type -> idem.v1.SessionResponse
+	46, // [46:52] is the sub-list for method output_type
+	40, // [40:46] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_idem_v1_ledger_proto_init() }
@@ -1183,13 +1662,28 @@ func file_idem_v1_ledger_proto_init() {
 		(*BeginResponse_Failed)(nil),
 		(*BeginResponse_InProgress)(nil),
 	}
+	file_idem_v1_ledger_proto_msgTypes[13].OneofWrappers = []any{
+		(*SessionCall_Begin)(nil),
+		(*SessionCall_Complete)(nil),
+		(*SessionCall_Fail)(nil),
+		(*SessionCall_Extend)(nil),
+		(*SessionCall_Lookup)(nil),
+	}
+	file_idem_v1_ledger_proto_msgTypes[15].OneofWrappers = []any{
+		(*SessionResult_Error)(nil),
+		(*SessionResult_Begin)(nil),
+		(*SessionResult_Complete)(nil),
+		(*SessionResult_Fail)(nil),
+		(*SessionResult_Extend)(nil),
+		(*SessionResult_Lookup)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_idem_v1_ledger_proto_rawDesc), len(file_idem_v1_ledger_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   12,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

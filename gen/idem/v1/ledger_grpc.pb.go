@@ -26,6 +26,7 @@ const (
 	LedgerService_Fail_FullMethodName     = "/idem.v1.LedgerService/Fail"
 	LedgerService_Extend_FullMethodName   = "/idem.v1.LedgerService/Extend"
 	LedgerService_Lookup_FullMethodName   = "/idem.v1.LedgerService/Lookup"
+	LedgerService_Session_FullMethodName  = "/idem.v1.LedgerService/Session"
 )
 
 // LedgerServiceClient is the client API for LedgerService service.
@@ -87,6 +88,25 @@ type LedgerServiceClient interface {
 	// Refused, beside what every call can be:
 	//   - NOT_FOUND, ENTRY_NOT_FOUND: there is no such entry, or it is forgotten.
 	Lookup(ctx context.Context, in *LookupRequest, opts ...grpc.CallOption) (*LookupResponse, error)
+	// Session carries many of the calls above on one stream, for callers that have many under way at once: each costs less
+	// than a call of its own does. It changes nothing else: each call is judged, limited, logged and counted as if it had been
+	// made by itself, with the credentials that the stream was opened with, and is answered or refused by itself, in any order.
+	//
+	// A stream that ends leaves the outcome of the calls without a result unknown: resend them, on another stream or each by
+	// itself. Leave a stream for a new one every 20 s or so: half-close it, read what is still to come, and open the next.
+	// Older streams may be cut off in mid-call, with their connection.
+	//
+	// Calls under way on one stream are bounded: 1024, and beside those 8192 Begins that ask to wait; one that asks past
+	// these is answered without waiting. What is more is not read until a result was sent. A message obeys the same limit as
+	// that of a single call: make a call by itself where it is large.
+	//
+	// The stream as such, which counts as one call under way, ends with
+	//   - OK, once the caller has half-closed it and has every result;
+	//   - INVALID_ARGUMENT, INVALID_REQUEST: an id is 0 or still in use, or a message is not well formed. What was read before
+	//     is answered first;
+	//   - UNAVAILABLE, DRAINING: this daemon is shutting down. What was read is answered first; resend the rest to another one;
+	//   - what every call can be refused with.
+	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SessionRequest, SessionResponse], error)
 }
 
 type ledgerServiceClient struct {
@@ -147,6 +167,19 @@ func (c *ledgerServiceClient) Lookup(ctx context.Context, in *LookupRequest, opt
 	return out, nil
 }
 
+func (c *ledgerServiceClient) Session(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[SessionRequest, SessionResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &LedgerService_ServiceDesc.Streams[0], LedgerService_Session_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[SessionRequest, SessionResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type LedgerService_SessionClient = grpc.BidiStreamingClient[SessionRequest, SessionResponse]
+
 // LedgerServiceServer is the server API for LedgerService service.
 // All implementations must embed UnimplementedLedgerServiceServer
 // for forward compatibility.
@@ -206,6 +239,25 @@ type LedgerServiceServer interface {
 	// Refused, beside what every call can be:
 	//   - NOT_FOUND, ENTRY_NOT_FOUND: there is no such entry, or it is forgotten.
 	Lookup(context.Context, *LookupRequest) (*LookupResponse, error)
+	// Session carries many of the calls above on one stream, for callers that have many under way at once: each costs less
+	// than a call of its own does. It changes nothing else: each call is judged, limited, logged and counted as if it had been
+	// made by itself, with the credentials that the stream was opened with, and is answered or refused by itself, in any order.
+	//
+	// A stream that ends leaves the outcome of the calls without a result unknown: resend them, on another stream or each by
+	// itself. Leave a stream for a new one every 20 s or so: half-close it, read what is still to come, and open the next.
+	// Older streams may be cut off in mid-call, with their connection.
+	//
+	// Calls under way on one stream are bounded: 1024, and beside those 8192 Begins that ask to wait; one that asks past
+	// these is answered without waiting. What is more is not read until a result was sent. A message obeys the same limit as
+	// that of a single call: make a call by itself where it is large.
+	//
+	// The stream as such, which counts as one call under way, ends with
+	//   - OK, once the caller has half-closed it and has every result;
+	//   - INVALID_ARGUMENT, INVALID_REQUEST: an id is 0 or still in use, or a message is not well formed. What was read before
+	//     is answered first;
+	//   - UNAVAILABLE, DRAINING: this daemon is shutting down. What was read is answered first; resend the rest to another one;
+	//   - what every call can be refused with.
+	Session(grpc.BidiStreamingServer[SessionRequest, SessionResponse]) error
 	mustEmbedUnimplementedLedgerServiceServer()
 }
 
@@ -230,6 +282,9 @@ func (UnimplementedLedgerServiceServer) Extend(context.Context, *ExtendRequest) 
 }
 func (UnimplementedLedgerServiceServer) Lookup(context.Context, *LookupRequest) (*LookupResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Lookup not implemented")
+}
+func (UnimplementedLedgerServiceServer) Session(grpc.BidiStreamingServer[SessionRequest, SessionResponse]) error {
+	return status.Error(codes.Unimplemented, "method Session not implemented")
 }
 func (UnimplementedLedgerServiceServer) mustEmbedUnimplementedLedgerServiceServer() {}
 func (UnimplementedLedgerServiceServer) testEmbeddedByValue()                       {}
@@ -342,6 +397,13 @@ func _LedgerService_Lookup_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LedgerService_Session_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(LedgerServiceServer).Session(&grpc.GenericServerStream[SessionRequest, SessionResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type LedgerService_SessionServer = grpc.BidiStreamingServer[SessionRequest, SessionResponse]
+
 // LedgerService_ServiceDesc is the grpc.ServiceDesc for LedgerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -370,6 +432,13 @@ var LedgerService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _LedgerService_Lookup_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Session",
+			Handler:       _LedgerService_Session_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+	},
 	Metadata: "idem/v1/ledger.proto",
 }

@@ -76,7 +76,7 @@ func (w *world) serve(ctx context.Context, s *settings, log *slog.Logger) (err e
 		return startError(ctx, err)
 	}
 	defer func() { err = errors.Join(err, store.Close()) }()
-	watchEmbedded(d.registry, store)
+	watchStoreNumbers(d.registry, store)
 	if err := d.build(ctx, store); err != nil {
 		return startError(ctx, err)
 	}

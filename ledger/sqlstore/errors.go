@@ -139,7 +139,7 @@ func classOf(err error, code string) class {
 // where the code says that the server itself cannot tell, or that the connection ended with it.
 func classOfCode(code string) class {
 	switch code {
-	case "40001", "40P01", "CR000": // serialization failure, deadlock, CockroachDB's restart
+	case "40001", "40P01", "CR000", "55P03": // serialization failure, deadlock, CockroachDB's restart, a lock not had in time
 		return contended
 	case "57P03", "53300": // starting up or shutting down; too many connections: refused before it began
 		return unavailable

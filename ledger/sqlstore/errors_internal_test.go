@@ -26,7 +26,7 @@ func TestClasses(t *testing.T) {
 		err  error
 		want class
 	}{
-		{code("40001"), contended}, {code("40P01"), contended}, {code("CR000"), contended},
+		{code("40001"), contended}, {code("40P01"), contended}, {code("CR000"), contended}, {code("55P03"), contended},
 		{&crdb.MaxRetriesExceededError{}, contended},
 		{code("40003"), unknown}, {&crdb.AmbiguousCommitError{}, unknown}, {code("57014"), unknown},
 		{code("57P01"), unknown}, {code("57P02"), unknown}, {code("08006"), unknown}, {code("08003"), unknown},
@@ -34,7 +34,7 @@ func TestClasses(t *testing.T) {
 		{io.ErrUnexpectedEOF, unknown}, {errors.New("anything else"), unknown}, {context.DeadlineExceeded, unknown},
 		{code("57P03"), unavailable}, {code("53300"), unavailable}, {code("53100"), unavailable}, {code("53200"), unavailable},
 		{code("25006"), unavailable}, {code("42P01"), unavailable}, {code("23514"), unavailable}, {code("22021"), unavailable},
-		{code("55P03"), unavailable}, {code("28P01"), unavailable}, {&pgconn.ConnectError{}, unavailable},
+		{code("28P01"), unavailable}, {&pgconn.ConnectError{}, unavailable},
 		{safeError{errors.New("conn busy")}, unsent},
 	} {
 		err := classify("write", writing, c.err)

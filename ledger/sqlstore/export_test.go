@@ -50,3 +50,12 @@ func Texts(s *Store) map[string]string {
 	}
 	return out
 }
+
+// HoldConn takes a connection of the pool until release is called.
+func HoldConn(t testing.TB, s *Store) (release func()) {
+	conn, err := s.pool.Acquire(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn.Release
+}

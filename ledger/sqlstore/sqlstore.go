@@ -1,8 +1,8 @@
 // Package sqlstore keeps the ledger in PostgreSQL (14 or later) or CockroachDB (21.1 or later): one store, one set of statements,
 // two schemas.
 //
-// Every write is one conditional statement in a transaction of its own, so there is no transaction to hold open and nothing half
-// done. Three rules keep it right, each with a test:
+// Every write is one conditional statement, alone in its transaction or, under load, in one pipeline with other writes (group commit, see
+// [gatherer]; on PostgreSQL), so there is no transaction to hold open and nothing half done. Three rules keep it right, each with a test:
 //
 //   - Time enters SQL in one place, [Config.ClockSQL]. It is read after the row is locked, once for a statement, and every stamp
 //     of the statement comes from that reading. No time of this process is ever bound as a parameter.
@@ -29,6 +29,7 @@ type Store struct {
 	engine engine
 	sql    *statements
 	pool   *pgxpool.Pool
+	gather *gatherer
 	log    *slog.Logger
 }
 
@@ -54,6 +55,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, cfg.connectError(err)
 	}
 	s := &Store{cfg: cfg, engine: engine, sql: newStatements(engine, cfg.ClockSQL), pool: pool, log: cfg.Logger}
+	s.gather = newGatherer(s)
 	if _, err := s.Ready(ctx); err != nil {
 		pool.Close()
 		return nil, err
@@ -61,8 +63,9 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Close gives the connections back. It waits for the statements in flight.
+// Close gives the connections back. It waits for the statements in flight; writes that wait for a connection are not done.
 func (s *Store) Close() error {
+	s.gather.close()
 	s.pool.Close()
 	return nil
 }

@@ -15,6 +15,7 @@ type statements struct {
 	putOver, putOverApart       string
 	settle, settleApart, giveUp string
 	extend                      string
+	lockWait                    string
 
 	get, ready, now, forget                               string
 	settings, settingInsert, settingUpdate, settingDelete string
@@ -39,6 +40,8 @@ func newStatements(e engine, clock string) *statements {
 	s.putOver, s.putOverApart = s.replaceEntry(false), s.replaceEntry(true)
 	s.settle, s.settleApart = s.settleEntry(e, false), s.settleEntry(e, true)
 	s.giveUp, s.extend = s.giveUpEntry(e), s.extendEntry(e)
+	// Until the end of the transaction, so that it leaves nothing behind on a connection that a pooler lends.
+	s.lockWait = "/* idemd:lock-wait */ SELECT set_config('lock_timeout', '" + milliseconds(lockWait) + "', true)"
 	s.buildReads(e)
 	s.buildForget()
 	s.buildSettings()

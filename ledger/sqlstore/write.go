@@ -10,15 +10,31 @@ import (
 	"github.com/idemd/idemd/ledger"
 )
 
-// Write applies w in one statement, its own transaction, if its guard holds.
+// Write applies w in one statement, if its guard holds. On its way it may share a transaction with other writes; see [gatherer].
 func (s *Store) Write(ctx context.Context, w ledger.Write) (ledger.Written, error) {
 	text, args, err := s.sql.forWrite(w)
 	if err != nil {
 		return ledger.Written{}, err
 	}
-	return write(ctx, s, "write", func(ctx context.Context, conn *pgx.Conn) (ledger.Written, error) {
-		return written(conn.QueryRow(ctx, text, args...))
-	})
+	if s.engine == cockroachDB {
+		return write(ctx, s, "write", func(ctx context.Context, conn *pgx.Conn) (ledger.Written, error) {
+			return written(conn.QueryRow(ctx, text, args...))
+		})
+	}
+	line := &s.gather.sooner
+	if w.Guard.Kind == ledger.GuardAbsent {
+		line = &s.gather.later
+	}
+	return s.gather.write(ctx, line, &call{scope: w.Scope, text: text, args: args, size: sizeOf(args)})
+}
+
+func sizeOf(args []any) (bytes int) {
+	for _, a := range args {
+		if blob, ok := a.([]byte); ok {
+			bytes += len(blob)
+		}
+	}
+	return bytes
 }
 
 // written reads what a write's statement returned: the stamps, or no row where the guard did not hold.

@@ -10,6 +10,7 @@ import (
 	"mime"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 )
 
@@ -30,6 +31,8 @@ type capture struct {
 	// head is the header as it was when the status was given. What is changed later can only be a trailer.
 	head http.Header
 	body bytes.Buffer
+	// announced is the length that the handler said the body has; -1: it said none.
+	announced int64
 	// declared says that the handler chose whether there is a Content-Type; else it is guessed, as net/http does.
 	declared bool
 
@@ -71,6 +74,10 @@ func (c *capture) WriteHeader(status int) {
 		c.head = http.Header{}
 	}
 	_, c.declared = c.head["Content-Type"]
+	c.announced = -1
+	if length, err := strconv.ParseInt(c.head.Get("Content-Length"), 10, 64); err == nil && length >= 0 {
+		c.announced = length
+	}
 	kind, _, _ := mime.ParseMediaType(c.head.Get("Content-Type"))
 	if status == http.StatusSwitchingProtocols || kind == "text/event-stream" {
 		c.pass()
@@ -89,6 +96,9 @@ func (c *capture) Write(data []byte) (int, error) {
 		return 0, http.ErrBodyNotAllowed
 	}
 	if !c.passing {
+		if c.announced >= 0 && int64(c.body.Len()+len(data)) > c.announced {
+			return 0, http.ErrContentLength // as net/http has it: held back, it would have the whole answer refused
+		}
 		if c.body.Len()+len(data) <= c.limit {
 			return c.body.Write(data)
 		}

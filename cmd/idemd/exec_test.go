@@ -129,6 +129,13 @@ func TestExecDoesWithAFailureWhatItsFlagSays(t *testing.T) {
 	e.wantEffects(4)
 	e.want("unknown", []string{"--on-abandoned", "rerun"}, fails, 3, "out\n", "")
 	e.wantEffects(5)
+	release := []string{"resolve", "release", "job", "unknown", "--attempt", "3", "--reason", "it did nothing", "--addr", e.addr}
+	if got := runBinary(t, release...); got.code != exitOK {
+		t.Errorf("released: %+v", got)
+	}
+	e.want("unknown", nil, fails, 3, "out\n", "nobody knows what it did")
+	e.want("unknown", nil, fails, execAbandoned, "", "ABANDONED")
+	e.wantEffects(6)
 
 	tells := `echo "$IDEM_ATTEMPT $IDEM_PREVIOUS_ABANDONED"; exit 3`
 	e.want("told", nil, tells, 3, "1 \n", "")
@@ -316,6 +323,7 @@ func TestExecSaysByTheCodeThatItsCommandLineIsWrong(t *testing.T) {
 	}
 	e := newExecs(t)
 	e.want("key\twith a tab", nil, effect, execRefused, "", "INVALID_KEY")
+	e.want("key in Latin-1: caf\xe9", nil, effect, execRefused, "", "INVALID_KEY")
 	e.wantEffects(0)
 }
 

@@ -45,8 +45,8 @@ type Config struct {
 
 	// Workers is for how many deliveries work is done at a time. Default: 4.
 	Workers int
-	// MaxQueued is how many deliveries are remembered in this process, by their ids; more are left to the next rescan.
-	// Default: 10000.
+	// MaxQueued is how many deliveries are remembered in this process, by their ids; more are left to the next rescan. As many again are
+	// remembered of those that it gave up on. Default: 10000.
 	MaxQueued int
 	// MaxAttempts is how often the handler is run for a delivery before this process gives up on it. The delivery stays unfinished: the
 	// next start tries it again. Default: 8.

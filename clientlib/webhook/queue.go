@@ -18,6 +18,7 @@ type queue struct {
 
 	mu      sync.Mutex
 	items   map[string]*item // all that this process knows to be unfinished
+	gaveUp  int              // of them, those that it does no more for: they take no room from others, and are bounded by themselves
 	waiting byDue            // those that wait for a worker or for their time
 	working int
 	order   uint64
@@ -65,7 +66,9 @@ func (q *queue) add(id string, again bool) bool {
 	if known := q.items[id]; known != nil && !(known.gaveUp && again) {
 		return true
 	}
-	if len(q.items) >= q.config.MaxQueued && q.items[id] == nil {
+	if q.items[id] != nil {
+		q.gaveUp--
+	} else if len(q.items)-q.gaveUp >= q.config.MaxQueued {
 		return false
 	}
 	q.order++
@@ -179,8 +182,12 @@ func (q *queue) settle(it *item, standing Standing, err error) (gaveUp bool) {
 		it.failures++
 		it.due = time.Now().Add(max(notNow.After, q.pause(it.failures)))
 	case errors.Is(err, ErrUndecided), it.attempts >= q.config.MaxAttempts:
-		// It stays in items, so that rescans pass over it.
-		it.gaveUp = true
+		// It stays in items, so that rescans pass over it. Where there are too many of these, a rescan tries it again.
+		if it.gaveUp = q.gaveUp < q.config.MaxQueued; it.gaveUp {
+			q.gaveUp++
+		} else {
+			delete(q.items, it.id)
+		}
 		return true
 	default:
 		it.failures++

@@ -259,6 +259,39 @@ func TestDeliveriesOverTheQueuesLimitAreLeftToTheRescan(t *testing.T) {
 	})
 }
 
+// TestDeliveriesThatWereGivenUpTakeNoRoomFromOthers, however many they are.
+func TestDeliveriesThatWereGivenUpTakeNoRoomFromOthers(t *testing.T) {
+	m := &memory{}
+	var mu sync.Mutex
+	runs := map[string]int{}
+	config := webhook.Config{MaxQueued: 2, MaxAttempts: 1, Rescan: time.Minute, Handler: func(_ context.Context, d webhook.Delivery) error {
+		mu.Lock()
+		defer mu.Unlock()
+		runs[d.ID]++
+		if strings.HasPrefix(d.ID, "poison") {
+			return errors.New("no")
+		}
+		return nil
+	}}
+	inBubble(t, m, config, func(t *testing.T, receiver *webhook.Receiver) {
+		for _, id := range []string{"poison 1", "poison 2", "poison 3", "poison 4", "good 1", "good 2"} {
+			give(receiver, id)
+		}
+		mu.Lock()
+		if runs["good 1"] != 1 || runs["good 2"] != 1 {
+			t.Errorf("runs: %v", runs)
+		}
+		mu.Unlock()
+		passes(10 * time.Minute)
+		mu.Lock()
+		defer mu.Unlock()
+		// Two are remembered as given up; of the others a rescan knows no better.
+		if runs["poison 1"] != 1 || runs["poison 2"] != 1 || runs["poison 4"] < 2 {
+			t.Errorf("runs: %v", runs)
+		}
+	})
+}
+
 func TestStoppingLetsHandlersEndAndThenCutsThem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var cause error

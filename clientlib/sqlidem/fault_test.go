@@ -69,6 +69,37 @@ func TestC11ACommitOfUnknownOutcomeIsReadBack(t *testing.T) {
 	})
 }
 
+// A commit that did not take place, and before anybody can look another caller has done it: it is that one's answer.
+func TestC11WhatAnotherOneDidMeanwhileIsNotTakenForOnesOwn(t *testing.T) {
+	onEveryDatabase(t, func(t *testing.T, d *database) {
+		proxy := pgtest.NewProxy(t, d.url)
+		s, other := d.through(t, proxy), d.service(t)
+		over := make(chan error, 1)
+		var once sync.Once
+		result, err := s.do(t.Context(), ref("k"), asked("a"), func(ctx context.Context, own tx) (clientlib.Response, error) {
+			once.Do(func() {
+				proxy.Arm(pgtest.CutBefore, d.commitText(), "", 1)
+				proxy.Arm(pgtest.CutBefore, "idem:claim", "", -1)
+				go func() {
+					_, err := other.do(context.Background(), ref("k"), asked("a"), func(ctx context.Context, tx tx) (clientlib.Response, error) {
+						_, err := charge("k")(ctx, tx)
+						return answer("by another"), err
+					}, patient)
+					proxy.Disarm()
+					over <- err
+				}()
+			})
+			return charge("k")(ctx, own)
+		}, patient)
+		if err != nil || result.Outcome != clientlib.Replayed || string(result.Response.Body) != "by another" {
+			t.Errorf("%+v, %v", result, err)
+		}
+		if err := await(t, over); err != nil || d.effects(t, "k") != 1 {
+			t.Errorf("the other one: %v, %d effects", err, d.effects(t, "k"))
+		}
+	})
+}
+
 func TestC11AFinalFailureWhoseCommitIsUnknownIsReadBack(t *testing.T) {
 	onEveryDatabase(t, func(t *testing.T, d *database) {
 		proxy := pgtest.NewProxy(t, d.url)

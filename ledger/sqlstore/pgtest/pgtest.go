@@ -126,6 +126,14 @@ func (s *Server) databaseURL(t testing.TB, name string) string {
 	return u.String()
 }
 
+// emptyDatabase drops whatever schemas a test has made, and makes an empty public one.
+const emptyDatabase = `DO $$ DECLARE name TEXT; BEGIN
+    FOR name IN SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_' AND nspname <> 'information_schema' LOOP
+        EXECUTE format('DROP SCHEMA %I CASCADE', name);
+    END LOOP;
+    CREATE SCHEMA public;
+END $$`
+
 // giveBack empties a database of our own server for the next test: dropping one would cost a checkpoint, most of a second.
 func (s *Server) giveBack(t testing.TB, name string) {
 	switch {
@@ -133,7 +141,7 @@ func (s *Server) giveBack(t testing.TB, name string) {
 		s.Exec(t, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)")
 	case s.process.running():
 		s.Exec(t, "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '"+name+"'")
-		s.execOn(t, s.databaseURL(t, name), "DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+		s.execOn(t, s.databaseURL(t, name), emptyDatabase)
 		s.free.put(name)
 	}
 }

@@ -343,6 +343,11 @@ const storeRetryAfter = time.Second
 
 func storeRefusal(err error) error {
 	r := refuse(ReasonStoreUnavailable, "the store cannot be reached; nothing was decided")
+	var fault StoreFault
+	if errors.As(err, &fault) {
+		r.Message = fault.Error() + "; nothing was decided: resend the same call when that is put right"
+		r = r.with("store", string(fault))
+	}
 	switch {
 	case errors.Is(err, ErrUnknown):
 		r.Message = "the store did not say whether the write happened; resend the same call to learn it"

@@ -44,6 +44,34 @@ var (
 	ErrContended = errors.New("store contended")
 )
 
+// StoreFault is what is wrong with a store, where the store can tell. An error that wraps [ErrUnavailable] or [ErrUnknown] may wrap one as well; it is told
+// to callers and probes, in metadata under "store", since whoever reads it can do something about it.
+type StoreFault string
+
+// The faults. They are told to callers: they do not change.
+const (
+	// FaultFull: there is no room for what is to be written. What needs none goes on.
+	FaultFull StoreFault = "full"
+	// FaultFailing: the disk does not take or give what it should. It may have turned read-only.
+	FaultFailing StoreFault = "failing"
+	// FaultDamaged: something read was not as it was written. Nothing is written any more.
+	FaultDamaged StoreFault = "damaged"
+)
+
+// Error says it in words that may be shown to callers.
+func (f StoreFault) Error() string {
+	switch f {
+	case FaultFull:
+		return "the ledger's disk is full"
+	case FaultFailing:
+		return "the ledger's disk fails, or does not let it write"
+	case FaultDamaged:
+		return "the ledger's files are damaged"
+	default:
+		return "the ledger's store fails"
+	}
+}
+
 // MaxForgetBatch is how many rows one Forget may name.
 const MaxForgetBatch = 1000
 

@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
+
+	"github.com/idemd/idemd/ledger"
 )
 
 const (
@@ -88,7 +90,7 @@ func (r *readiness) noteLocked(err error) {
 	r.err, r.at = err, time.Now()
 	r.metrics.setReady(err == nil && !r.draining)
 	switch {
-	case err != nil && (before == nil || first):
+	case err != nil && (before == nil || first || whyNotReady(before) != whyNotReady(err)):
 		r.log.Warn("not ready", refusalArgs(onWire(err))...)
 	case err == nil && before != nil:
 		r.log.Info("ready again")
@@ -246,8 +248,17 @@ func (s *Server) readyz(w http.ResponseWriter, r *http.Request) {
 	case errors.Is(err, errDraining):
 		s.answer(w, r, http.StatusServiceUnavailable, "not ready", "this daemon is shutting down")
 	default:
-		s.answer(w, r, http.StatusServiceUnavailable, "not ready", "the store does not answer, or its schema is another version's")
+		s.answer(w, r, http.StatusServiceUnavailable, "not ready", whyNotReady(err))
 	}
+}
+
+// whyNotReady says what is wrong with the store, where it could tell.
+func whyNotReady(err error) string {
+	var fault ledger.StoreFault
+	if errors.As(err, &fault) {
+		return fault.Error()
+	}
+	return "the store does not answer, or its schema is another version's"
 }
 
 // answer writes a line of text, or JSON for who asks for it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -133,6 +134,39 @@ func TestProbes(t *testing.T) {
 		}
 		want("/readyz", "", http.StatusServiceUnavailable, "shutting down")
 		want("/livez", "", http.StatusOK)
+	})
+}
+
+// A store that knows what is wrong with it has it told: to probes, to callers, and once to the log.
+func TestAFaultOfTheStoreIsNamed(t *testing.T) {
+	t.Parallel()
+	var log logBuffer
+	inBubble(t, servertest.Options{Logger: log.logger(slog.LevelInfo)}, func(t *testing.T, r *rig) {
+		for _, fault := range []ledger.StoreFault{ledger.FaultFull, ledger.FaultFailing, ledger.FaultDamaged} {
+			r.daemon.Store().Plan(func(storetest.Call) storetest.Fault {
+				return storetest.Fault{Before: func(context.Context) error { return fmt.Errorf("%w: %w: /var/secret", ledger.ErrUnavailable, fault) }}
+			})
+			pass(3 * time.Second)
+			if got := get(t, r.daemon.Server().HTTP(), "/readyz", ""); got.code != http.StatusServiceUnavailable || got.body != "not ready: "+fault.Error()+"\n" {
+				t.Errorf("%s: /readyz says %d %q", fault, got.code, got.body)
+			}
+			if st, err := healthpb.NewHealthClient(r.daemon.Conn()).Check(r.ctx, &healthpb.HealthCheckRequest{}); st.GetStatus() != healthpb.HealthCheckResponse_NOT_SERVING {
+				t.Errorf("%s: health says %v, %v", fault, st, err)
+			}
+			_, err := r.Begin(r.ctx, beginRequest("k"))
+			told := wantRefusal(t, err, ledger.ReasonStoreUnavailable, codes.Unavailable)
+			if told.retry == nil || told.info.GetMetadata()["store"] != string(fault) || !strings.Contains(err.Error(), fault.Error()) || strings.Contains(err.Error(), "secret") {
+				t.Errorf("%s: a caller is told %v", fault, err)
+			}
+			if n := strings.Count(log.String(), `"msg":"not ready","reason":"STORE_UNAVAILABLE","error":"store unavailable: `+fault.Error()); n != 1 {
+				t.Errorf("%s: logged %d times:\n%s", fault, n, log.String())
+			}
+		}
+		r.daemon.Store().Plan(nil)
+		pass(2 * time.Second)
+		if got := get(t, r.daemon.Server().HTTP(), "/readyz", ""); got.code != http.StatusOK {
+			t.Errorf("put right: %+v", got)
+		}
 	})
 }
 

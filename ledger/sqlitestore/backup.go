@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 )
@@ -27,6 +28,9 @@ func Backup(ctx context.Context, dir, path string) (size int64, err error) {
 	if source, err = filepath.Abs(source); err != nil {
 		return 0, err
 	}
+	if source, err = filepath.EvalSymlinks(source); err != nil {
+		return 0, err
+	}
 	if path, err = filepath.Abs(path); err != nil {
 		return 0, err
 	}
@@ -42,19 +46,28 @@ func Backup(ctx context.Context, dir, path string) (size int64, err error) {
 }
 
 func copyTo(ctx context.Context, source, partial, path string) (size int64, err error) {
+	vfs, err := layerOn("")
+	if err != nil {
+		return 0, err
+	}
+	seals, err := useSeals(source, slog.New(slog.DiscardHandler)) // damage ends the backup with an error
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, seals.release()) }()
 	// SQLite writes into an empty file that is there, and so with our mode: a ledger is full of other people's answers.
 	file, err := os.OpenFile(partial, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	c, err := openConnection(ctx, source, "", "ro", commonPragmas...)
+	c, err := openConnection(ctx, source, vfs, "ro", commonPragmas...)
 	if err != nil {
 		return 0, err
 	}
 	err = c.query(ctx, "VACUUM INTO ?", []driver.Value{partial}, func([]driver.Value) error { return nil })
 	if err := errors.Join(err, c.close()); err != nil {
-		return 0, err
+		return 0, unreadable(source, err)
 	}
 	if err := file.Sync(); err != nil {
 		return 0, err

@@ -55,7 +55,7 @@ func openForTest(tb testing.TB, cfg Config) *Store {
 func remains(tb testing.TB, s *Store) string {
 	tb.Helper()
 	dir := tb.TempDir()
-	for _, name := range []string{databaseName, databaseName + "-wal"} {
+	for _, name := range []string{lockName, databaseName, databaseName + logSuffix, databaseName + sealsSuffix} {
 		content, err := os.ReadFile(filepath.Join(s.cfg.Dir, name))
 		if err != nil {
 			tb.Fatal(err)

@@ -5,7 +5,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"unsafe"
 
 	"modernc.org/libc"
 	sqlite3 "modernc.org/sqlite/lib"
@@ -117,13 +116,3 @@ func ask(hook *atomic.Pointer[func() int32]) int32 {
 	}
 	return sqlite3.SQLITE_OK
 }
-
-// at is the C structure at p, which is not of Go's heap.
-func at[T any](p uintptr) *T { return *(**T)(unsafe.Pointer(&p)) }
-
-func sizeOf[T any]() uint64 { var t T; return uint64(unsafe.Sizeof(t)) }
-
-// function is the Go function that the C function pointer p stands for, and pointerTo the other way round; the driver does the same.
-func function[F any](p uintptr) F { return *(*F)(unsafe.Pointer(&struct{ p uintptr }{p})) }
-
-func pointerTo[F any](f F) uintptr { return *(*uintptr)(unsafe.Pointer(&struct{ f F }{f})) }

@@ -3,8 +3,13 @@
 //
 // # What is in the directory
 //
-// LOCK (held by the process that uses the directory), ledger.db, and SQLite's ledger.db-wal and ledger.db-shm. All are 0600. Only a copy
-// made by [Backup], or with sqlite3's .backup or VACUUM INTO, is a backup: a plain copy of ledger.db misses what is still in the log.
+// LOCK (held by the process that uses the directory), ledger.db, ledger.db-seals (see Damage), and SQLite's ledger.db-wal and ledger.db-shm. All are 0600.
+// Only a copy made by [Backup], or with sqlite3's .backup or VACUUM INTO, is a backup: a plain copy of ledger.db misses what is still in the log.
+// Other programs may read the database. What they write to it, be it a checkpoint only, is taken for damage.
+//
+// LOCK also says what a start should find. Where it, or any other file, shows that a ledger was here and the database or its log is not, Open refuses: an
+// empty ledger would run everything again.
+//
 // The directory must be on a local disk: the log needs shared memory and locks that network file systems do not have.
 //
 // # Writing
@@ -40,10 +45,22 @@
 //
 // # Damage
 //
-// A file that is no database, another application's, or a newer version's is refused unchanged. The structure is checked (quick_check)
-// before the file is opened, up to a size: reading 256 MiB takes a few seconds at most, and more would delay every restart after a crash,
-// for a check that crashes do not call for. What damage is left to find is found when it is read: cell_size_check is on, and
-// answers and histories carry a checksum, since SQLite does not look into rows. A damaged entry is an error, never an answer.
+// A file that is no database, another application's, or a newer version's is refused unchanged.
+//
+// SQLite believes what it reads from the disk. A bit that turned in an index hides a row, and a hidden row is granted a second time. So a layer between
+// SQLite and the operating system (layer.go) holds every page that is read from the database against a checksum, its seal, that was kept when the page
+// was written, and every page that is read from the log against the log's own. What does not match is an error, never an answer, however it came about: a
+// turned bit, a page in another's place, a part that is gone. The seals stand in a file of their own, so that the database is a plain one for every tool. A
+// database without them (a backup, another tool's copy) is checked whole, indexes against tables, before it is sealed.
+//
+// After the first damage nothing is written any more and [Store.Ready] says so; what is whole is still answered. What the log lost in its middle is found at
+// the next start (logcheck.go); SQLite would drop the rest of it.
+//
+// Beside that the structure is checked (quick_check) before the file is opened, up to a size: reading 256 MiB takes a few seconds at most, and more would delay
+// every restart after a crash, for a check that crashes do not call for. Answers and histories carry checksums of their own, which go with the rows.
+//
+// Not found: a write that the disk acknowledged and dropped, where page and seal are both as they were before; the last commit before a crash (or two), where
+// damage looks like what a power failure leaves; the whole directory set back; what went wrong in memory, or was made to fit on purpose.
 //
 // # Time
 //

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"golang.org/x/sys/unix"
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
 
@@ -18,16 +19,45 @@ func unavailable(doing string, err error) error {
 	if errors.Is(err, ledger.ErrUnavailable) {
 		return err
 	}
-	return fmt.Errorf("sqlitestore: %s: %w: %w", doing, ledger.ErrUnavailable, err)
+	return fmt.Errorf("sqlitestore: %s: %w: %w", doing, ledger.ErrUnavailable, withFault(err))
 }
 
 // uncertain marks err as one after which a write may yet turn out to have happened.
 func uncertain(doing string, err error) error {
-	return fmt.Errorf("sqlitestore: %s: %w: %w", doing, ledger.ErrUnknown, err)
+	return fmt.Errorf("sqlitestore: %s: %w: %w", doing, ledger.ErrUnknown, withFault(err))
+}
+
+// withFault names what an error of SQLite's says about the disk.
+func withFault(err error) error {
+	var named ledger.StoreFault
+	var failure *sqlite.Error
+	switch code := resultCode(err); {
+	case errors.As(err, &named):
+		return err
+	case isDamage(err):
+		return fmt.Errorf("%w: %w", ledger.FaultDamaged, err)
+	case code == sqlite3.SQLITE_FULL, errors.Is(err, unix.ENOSPC), errors.As(err, &failure) && failure.Code() == sqlite3.SQLITE_IOERR_SHMSIZE:
+		return fmt.Errorf("%w: %w", ledger.FaultFull, err)
+	case code == sqlite3.SQLITE_IOERR, code == sqlite3.SQLITE_READONLY, code == sqlite3.SQLITE_CANTOPEN:
+		return fmt.Errorf("%w: %w", ledger.FaultFailing, err)
+	default:
+		return err
+	}
+}
+
+// isDamage reports whether something was read that is not as it was written.
+func isDamage(err error) bool {
+	var failure *sqlite.Error
+	switch code := resultCode(err); {
+	case errors.Is(err, ledger.FaultDamaged), code == sqlite3.SQLITE_CORRUPT, code == sqlite3.SQLITE_NOTADB:
+		return true
+	default:
+		return errors.As(err, &failure) && failure.Code() == sqlite3.SQLITE_IOERR_DATA
+	}
 }
 
 func damaged(part string, e *ledger.Entry, err error) error {
-	return fmt.Errorf("the %s of the entry in shard %d of incarnation %d is damaged, restore a backup: %w", part, e.Scope.Shard(), e.Incarnation, err)
+	return fmt.Errorf("%w: the %s of the entry in shard %d of incarnation %d: %w", ledger.FaultDamaged, part, e.Scope.Shard(), e.Incarnation, err)
 }
 
 // resultCode is SQLite's primary result code, 0 for an error that is not SQLite's.

@@ -44,6 +44,7 @@ func (s *Store) read(ctx context.Context, doing string, do func(c *connection) e
 	default:
 	}
 	err := do(c)
+	s.seals.note(err)
 	s.readers <- c
 	switch {
 	case err == nil:

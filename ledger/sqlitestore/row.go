@@ -221,8 +221,6 @@ func unlessZero(hash []byte) driver.Value {
 	return nil
 }
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
 var errChecksum = errors.New("checksum does not match: the file is damaged")
 
 // sealed appends a checksum of the blob and its scope. SQLite finds damage to its own structures, not to the content of a row; an answer

@@ -6,8 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 
-	sqlite3 "modernc.org/sqlite/lib"
+	"github.com/idemd/idemd/ledger"
 )
 
 // applicationID marks a file as a ledger's ("idmd").
@@ -45,7 +46,7 @@ func migrate(ctx context.Context, c *connection, path string) error {
 	if err != nil {
 		return err
 	}
-	version, err := identify(ctx, c, path, len(list))
+	version, err := identify(ctx, c, path)
 	if err != nil {
 		return err
 	}
@@ -54,14 +55,19 @@ func migrate(ctx context.Context, c *connection, path string) error {
 			list[version], applicationID, version+1)
 		if err := c.script(ctx, script); err != nil {
 			_ = c.script(ctx, "ROLLBACK")
-			return fmt.Errorf("sqlitestore: migrate %s from schema %d to %d: %w", path, version, version+1, err)
+			return onDisk(fmt.Sprintf("cannot bring from schema %d to %d:", version, version+1), path, err)
 		}
 	}
 	return nil
 }
 
 // identify returns the schema version of the file, 0 for an empty one.
-func identify(ctx context.Context, c *connection, path string, newest int) (int, error) {
+func identify(ctx context.Context, c *connection, path string) (int, error) {
+	list, err := migrations()
+	if err != nil {
+		return 0, err
+	}
+	newest := len(list)
 	id, err := c.number(ctx, "PRAGMA application_id")
 	if err != nil {
 		return 0, unreadable(path, err)
@@ -89,9 +95,15 @@ func identify(ctx context.Context, c *connection, path string, newest int) (int,
 	return int(version), nil
 }
 
+// The checks of a file's structure: quickly, where seals vouch for the pages, and whole, indexes against tables, where they have yet to.
+const (
+	quickCheck = "PRAGMA quick_check(1)"
+	wholeCheck = "PRAGMA integrity_check(1)"
+)
+
 // check looks for damage in the file's structure before anything is served from it.
-func check(ctx context.Context, c *connection, path string) error {
-	verdict, err := c.text(ctx, "PRAGMA quick_check(1)")
+func check(ctx context.Context, c *connection, path, how string) error {
+	verdict, err := c.text(ctx, how)
 	if err != nil {
 		return unreadable(path, err)
 	}
@@ -103,13 +115,23 @@ func check(ctx context.Context, c *connection, path string) error {
 
 // unreadable says why a file can not be read, and what to do if it is for damage.
 func unreadable(path string, err error) error {
-	if code := resultCode(err); code == sqlite3.SQLITE_CORRUPT || code == sqlite3.SQLITE_NOTADB {
+	if isDamage(err) {
 		return damagedFile(path, err)
 	}
-	return fmt.Errorf("sqlitestore: cannot read %s: %w", path, err)
+	return onDisk("cannot read", path, err)
+}
+
+// onDisk says what could not be done with a file, and what helps where the disk is full.
+func onDisk(doing, path string, err error) error {
+	if err = withFault(err); errors.Is(err, ledger.FaultFull) {
+		return fmt.Errorf("sqlitestore: %s %s: %w. Make room on that disk and start again; nothing acknowledged is lost. Do not delete %s: it holds "+
+			"acknowledged answers", doing, path, err, databaseName+logSuffix)
+	}
+	return fmt.Errorf("sqlitestore: %s %s: %w", doing, path, err)
 }
 
 func damagedFile(path string, err error) error {
-	return fmt.Errorf("sqlitestore: %s is damaged (%w). Keep the file, its -wal and its -shm as they are, and restore a backup to an empty directory; "+
-		"sqlite3's .recover can read what is left", path, err)
+	return fmt.Errorf("sqlitestore: %s is damaged (%w). Keep the file and those beside it as they are, and restore a backup to an empty directory; "+
+		"sqlite3's .recover can read what is left. If you know that another program (sqlite3, Litestream) has written to the database, delete %s: it is then "+
+		"checked whole before it is used", path, err, filepath.Base(path)+sealsSuffix)
 }

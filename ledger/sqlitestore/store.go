@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"modernc.org/sqlite"
 
 	"github.com/idemd/idemd/ledger"
@@ -19,7 +19,8 @@ type Store struct {
 	cfg     Config
 	path    string
 	vfs     string
-	lock    *os.File
+	lock    *directoryLock
+	seals   *seals
 	clock   *clock
 	queue   *queue
 	writer  *writer
@@ -42,12 +43,14 @@ var (
 		"temp_store = memory",  // nothing of an entry outside the directory
 		"cache_size = -4096",
 		"synchronous = full",
+		"mmap_size = 0", // all reads go through the layer
 	}
 	writerPragmas = []string{
 		"cache_size = -65536",
 		"secure_delete = fast", // what is erased is overwritten where that costs no page more
 		fmt.Sprintf("wal_autocheckpoint = %d", autoCheckpointPages),
 		fmt.Sprintf("journal_size_limit = %d", maxLogBytes),
+		"cache_spill = off", // a transaction is written once, when it commits: see readFrame
 	}
 )
 
@@ -79,8 +82,8 @@ func open(ctx context.Context, cfg Config, on machine) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, vfs: on.vfs, lock: lock, queue: newQueue(), readers: make(chan *connection, cfg.Readers)}
-	if err := s.open(ctx, dir, on.time); err != nil {
+	s := &Store{cfg: cfg, lock: lock, queue: newQueue(), readers: make(chan *connection, cfg.Readers)}
+	if err := s.open(ctx, dir, on); err != nil {
 		return nil, errors.Join(err, s.release())
 	}
 	go s.writer.run()
@@ -88,25 +91,39 @@ func open(ctx context.Context, cfg Config, on machine) (*Store, error) {
 }
 
 // open opens the file and everything on it. What it opened before an error is closed by release.
-func (s *Store) open(ctx context.Context, dir string, source timeSource) error {
-	path, size, err := prepareDatabase(dir)
+func (s *Store) open(ctx context.Context, dir string, on machine) error {
+	path, size, err := prepareDatabase(dir, s.lock)
 	if err != nil {
 		return err
 	}
 	s.path = path
+	if err := checkLog(path); err != nil {
+		return err
+	}
+	if s.vfs, err = layerOn(on.vfs); err != nil {
+		return err
+	}
+	if s.seals, err = useSeals(path, s.cfg.Logger); err != nil {
+		return err
+	}
+	unproven := s.seals.file.Load() == nil
+	if unproven {
+		if err := s.seals.begin(ctx); err != nil {
+			return onDisk("cannot seal", path, err)
+		}
+	}
 	// fdatasync makes a commit as durable as fsync does and saves the file's timestamps their own turn through the file system's journal.
 	// The switch is the process's: nothing else in a daemon uses SQLite. Where there is no fdatasync, fsync it stays.
 	_, _ = sqlite.Fdatasync(true)
-	s.writer = &writer{queue: s.queue, logger: s.cfg.Logger}
+	s.writer = &writer{queue: s.queue, logger: s.cfg.Logger, seals: s.seals}
 	if s.writer.conn, err = openConnection(ctx, path, s.vfs, "rwc", slices.Concat([]string{"page_size = 4096"}, commonPragmas)...); err != nil {
 		return unreadable(path, err)
 	}
-	if size > 0 && s.cfg.CheckBytes >= 0 && size <= s.cfg.CheckBytes {
-		if err := check(ctx, s.writer.conn, path); err != nil {
-			return err
-		}
-	} else if size > 0 {
-		s.cfg.Logger.Info("the structure of the database file is not checked before it is opened", "bytes", size, "limit", s.cfg.CheckBytes)
+	if s.seals.covered.Load() == 0 {
+		return fmt.Errorf("sqlitestore: %s was opened past the layer that checks it", path)
+	}
+	if err := s.checkStructure(ctx, size, unproven); err != nil {
+		return err
 	}
 	if err := migrate(ctx, s.writer.conn, path); err != nil {
 		return err
@@ -114,10 +131,37 @@ func (s *Store) open(ctx context.Context, dir string, source timeSource) error {
 	if err := s.writeAhead(ctx); err != nil {
 		return err
 	}
-	if err := s.startClock(ctx, source); err != nil {
+	if unproven {
+		if err := s.seals.keep(); err != nil {
+			return err
+		}
+	}
+	if err := s.startClock(ctx, on.time); err != nil {
 		return err
 	}
+	if err := s.lock.write(lastInUse); err != nil {
+		return onDisk("cannot write beside", path, err)
+	}
 	return s.openReaders(ctx)
+}
+
+// checkStructure looks at the structure of a file of so many bytes. Seals that are new vouch for nothing yet, so then it looks at everything.
+func (s *Store) checkStructure(ctx context.Context, size int64, unproven bool) error {
+	switch {
+	case size == 0:
+		return nil
+	case unproven:
+		s.cfg.Logger.Info("the database has no seals: it is checked whole, once", "file", s.path, "bytes", size)
+		if _, err := identify(ctx, s.writer.conn, s.path); err != nil {
+			return err // before any other application's file is read for long
+		}
+		return check(ctx, s.writer.conn, s.path, wholeCheck)
+	case s.cfg.CheckBytes >= 0 && size <= s.cfg.CheckBytes:
+		return check(ctx, s.writer.conn, s.path, quickCheck)
+	default:
+		s.cfg.Logger.Info("the structure of the database file is not checked before it is opened", "bytes", size, "limit", s.cfg.CheckBytes)
+		return nil
+	}
 }
 
 // writeAhead switches to the write-ahead log and makes sure of it, and of what a crash left in it.
@@ -142,7 +186,7 @@ func (s *Store) writeAhead(ctx context.Context) error {
 	if err != nil {
 		return unreadable(s.path, err)
 	}
-	s.log = &walKeeper{conn: keeper, readers: s.readers, path: s.path + "-wal", logger: s.cfg.Logger, limit: maxLogBytes}
+	s.log = &walKeeper{conn: keeper, readers: s.readers, path: s.path + logSuffix, seals: s.seals, logger: s.cfg.Logger, limit: maxLogBytes}
 	s.writer.log = s.log
 	// Not for durability, which startClock sees to, but to start with an empty log. An operator's shell may be in the way.
 	if _, err := s.log.empty(); err != nil {
@@ -166,7 +210,7 @@ func (s *Store) startClock(ctx context.Context, source timeSource) error {
 	}
 	s.writer.clock = s.clock
 	if _, err := s.writer.conn.exec("UPDATE clock SET high_water = ?", int64(s.clock.now())); err != nil {
-		return fmt.Errorf("sqlitestore: cannot write to %s: %w", s.path, err)
+		return onDisk("cannot write to", s.path, err)
 	}
 	return nil
 }
@@ -203,6 +247,10 @@ func (s *Store) Close() error {
 // release closes what open opened, the writer's connection last: that one empties the log and removes it.
 func (s *Store) release() error {
 	var errs []error
+	if s.writer != nil && s.writer.conn != nil && s.lock.last == lastInUse {
+		// Durable before the log can go.
+		errs = append(errs, s.lock.write(lastClosed))
+	}
 	for len(s.readers) > 0 {
 		errs = append(errs, (<-s.readers).close())
 	}
@@ -212,12 +260,18 @@ func (s *Store) release() error {
 	if s.writer != nil && s.writer.conn != nil {
 		errs = append(errs, s.writer.conn.close())
 	}
-	return errors.Join(append(errs, unlockDirectory(s.lock))...)
+	if s.seals != nil {
+		errs = append(errs, s.seals.release())
+	}
+	return errors.Join(append(errs, s.lock.release())...)
 }
 
-// Ready implements [ledger.Store]. After a batch that could not be committed it tries an empty one: a full disk is not ready, and is again when there is
-// room, without waiting for somebody's write to find out.
+// Ready implements [ledger.Store]. Where the last write failed, or there is next to no room on the disk, it tries one: a full disk is not ready, and is again when
+// there is room, without waiting for somebody's write to find out.
 func (s *Store) Ready(ctx context.Context) (ledger.Time, error) {
+	if err := s.seals.soundness(); err != nil {
+		return 0, unavailable("ready", err)
+	}
 	err := s.read(ctx, "ready", func(c *connection) error {
 		version, err := c.number(ctx, selectVersion)
 		if err == nil && version != s.schema {
@@ -225,13 +279,43 @@ func (s *Store) Ready(ctx context.Context) (ledger.Time, error) {
 		}
 		return err
 	})
-	if err == nil && s.writer.failed.Load() {
-		err = s.queue.submit(ctx, s.queue.sooner, &job{weight: 1, do: touch})
+	if err == nil && (s.writer.failed.Load() || littleRoom(s.path)) {
+		err = s.tryRoom(ctx)
 	}
 	if err != nil {
 		return 0, err
 	}
 	return s.clock.now(), nil
+}
+
+// tryRoom writes as much as a few grants and reports take, and takes it back: a disk with room for a page is not one with room for a grant.
+func (s *Store) tryRoom(ctx context.Context) error {
+	for _, sql := range []string{fillRoom, clearRoom} {
+		err := s.queue.submit(ctx, s.queue.sooner, &job{weight: 1, do: func(w *writer, _ ledger.Time) (bool, error) {
+			_, err := w.conn.exec(sql)
+			return true, err
+		}})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const (
+	roomBytes = 64 << 10 // what fillRoom writes
+	fillRoom  = `INSERT INTO setting (kind, name, revision, body, updated_at) VALUES ('room', '', 1, zeroblob(65536), 0)
+		ON CONFLICT (kind, name) DO UPDATE SET revision = revision + 1, body = excluded.body`
+	clearRoom = `DELETE FROM setting WHERE kind = 'room'`
+)
+
+// littleRoom reports whether the disk of the file has so little room that writes may fail. Where the file system does not say, it has enough.
+func littleRoom(path string) bool {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil || st.Blocks == 0 {
+		return false
+	}
+	return st.Bavail*uint64(st.Bsize) < 4*roomBytes //nolint:gosec // a block's size is positive
 }
 
 // Margin implements [ledger.Store]: there is one clock.

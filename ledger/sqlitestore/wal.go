@@ -29,6 +29,7 @@ type walKeeper struct {
 	conn    *connection // has no busy timeout: a checkpoint that would wait is tried again later
 	readers chan *connection
 	path    string
+	seals   *seals
 	logger  *slog.Logger
 	limit   int64 // the size at which to act next
 	bytes   atomic.Int64
@@ -53,6 +54,7 @@ func (k *walKeeper) afterCommit() {
 	for _, c := range held {
 		k.readers <- c
 	}
+	k.seals.note(err)
 	if err != nil || busy {
 		k.limit = info.Size() + retryLogBytes
 		k.logger.Warn("the write-ahead log could not be emptied: somebody is reading the database at length, or the disk fails",

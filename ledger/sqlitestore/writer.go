@@ -25,6 +25,7 @@ type writer struct {
 	clock  *clock
 	logger *slog.Logger
 	log    *walKeeper
+	seals  *seals
 	stats  counters
 
 	// ghost: a COMMIT failed so that its frames may lie in the log behind the last good commit. No reader of this process sees them, but
@@ -136,8 +137,10 @@ func (w *writer) transact(batch []*job, errs []error, careful bool) error {
 	// Read after the lock was had: a transaction of another process, an operator's shell, may have held it for a while.
 	now := w.clock.now()
 	changed := w.ghost
+	damage := w.seals.soundness()
 	for i, j := range batch {
 		did, err := w.one(j, now, careful)
+		w.seals.note(err)
 		if err != nil && !careful && ownFault(err) {
 			w.rollback()
 			return errOneFailed
@@ -149,9 +152,12 @@ func (w *writer) transact(batch []*job, errs []error, careful bool) error {
 		if err != nil {
 			errs[i] = unavailable("write", err)
 		}
+		if did && damage != nil {
+			errs[i] = unavailable("write", damage)
+		}
 		changed = changed || did
 	}
-	if !changed {
+	if !changed || damage != nil {
 		// Nothing to make durable: what the guards were judged by was.
 		w.rollback()
 		return nil
@@ -163,9 +169,15 @@ func (w *writer) transact(batch []*job, errs []error, careful bool) error {
 	if _, err := w.conn.exec("COMMIT"); err != nil {
 		w.rollback()
 		w.stats.commitFailures.Add(1)
+		w.seals.note(err)
 		err = commitFailure(err)
 		w.ghost = w.ghost || errors.Is(err, ledger.ErrUnknown)
 		return err
+	}
+	if w.ghost {
+		// What is left of it behind these frames would look like damage to the next start (see checkLog). Somebody may be in the way: then it stays.
+		_, err := w.log.empty()
+		w.seals.note(err)
 	}
 	w.ghost = false
 	w.count(len(batch), time.Since(started))

@@ -23,7 +23,7 @@ const module = "github.com/idemd/idemd"
 var allowed = map[string][]string{
 	"ledger":                 {},
 	"ledger/storetest":       {"ledger", "pgregory.net/rapid"},
-	"ledger/sqlitestore":     {"ledger", "modernc.org/sqlite/...", "golang.org/x/sys/..."},
+	"ledger/sqlitestore":     {"ledger", "modernc.org/sqlite/...", "modernc.org/libc", "golang.org/x/sys/..."},
 	"ledger/sqlstore":        {"ledger", "github.com/jackc/pgx/v5/...", "github.com/cockroachdb/cockroach-go/v2/crdb/..."},
 	"ledger/sqlstore/pgtest": {"github.com/jackc/pgx/v5/...", "github.com/cockroachdb/cockroach-go/v2/testserver"},
 	"server": {

@@ -21,7 +21,7 @@ import (
 )
 
 // damageSeeds is how many damaged copies of a ledger are tried; SQLITESTORE_DAMAGE_SEEDS=20000 tries more.
-const damageSeeds = 120
+const damageSeeds = 60
 
 // truth is a ledger as a crash left it, partly in the log, and what is in it.
 type truth struct {

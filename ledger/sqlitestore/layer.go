@@ -79,7 +79,7 @@ func layerOn(under string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ours := libc.Xmalloc(tls, libc.Tsize_t(sizeOf[sqlite3.Tsqlite3_vfs]()))
+	ours := libc.Xmalloc(tls, sizeOf[sqlite3.Tsqlite3_vfs]())
 	*at[sqlite3.Tsqlite3_vfs](ours) = *at[sqlite3.Tsqlite3_vfs](found)
 	at[sqlite3.Tsqlite3_vfs](ours).FzName = cName
 	at[sqlite3.Tsqlite3_vfs](ours).FxOpen = pointerTo(openLayered)
@@ -131,7 +131,7 @@ func methodsOver(tls *libc.TLS, kind layerKind, real uintptr) uintptr {
 	if ours, ok := layer.tables[table]; ok {
 		return ours
 	}
-	ours := libc.Xmalloc(tls, libc.Tsize_t(sizeOf[sqlite3.Tsqlite3_io_methods]()))
+	ours := libc.Xmalloc(tls, sizeOf[sqlite3.Tsqlite3_io_methods]())
 	methods := at[sqlite3.Tsqlite3_io_methods](ours)
 	*methods = *at[sqlite3.Tsqlite3_io_methods](real)
 	methods.FxClose = pointerTo(closeLayered)

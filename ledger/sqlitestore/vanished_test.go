@@ -25,11 +25,13 @@ func TestALedgerThatVanishedIsNotBegunAnew(t *testing.T) {
 		lose    func(dir string) error
 		says    string
 	}{
-		"the database, after a stop":           {false, remove(databaseName), lockName + " says so"},
-		"the database and its seals":           {false, remove(databaseName, databaseName+sealsSuffix), lockName + " says so"},
-		"the database and the lock":            {false, remove(databaseName, lockName), sealsSuffix + " is left"},
-		"all that the database held":           {false, emptied, lockName + " says so"},
-		"the same, and all beside it":          {false, func(dir string) error { return errors.Join(emptied(dir), remove(lockName, databaseName+sealsSuffix)(dir)) }, "is empty"},
+		"the database, after a stop": {false, remove(databaseName), lockName + " says so"},
+		"the database and its seals": {false, remove(databaseName, databaseName+sealsSuffix), lockName + " says so"},
+		"the database and the lock":  {false, remove(databaseName, lockName), sealsSuffix + " is left"},
+		"all that the database held": {false, emptied, lockName + " says so"},
+		"the same, and all beside it": {false, func(dir string) error {
+			return errors.Join(emptied(dir), remove(lockName, databaseName+sealsSuffix)(dir))
+		}, "is empty"},
 		"the database and the log, in a crash": {true, remove(databaseName, databaseName+logSuffix), lockName + " says so"},
 		"the log, after a crash":               {true, remove(databaseName + logSuffix), "acknowledged writes are missing"},
 	} {

@@ -18,7 +18,7 @@ import (
 )
 
 // byDefault is how many worlds are played; SIM_SEEDS says otherwise, and SIM_SEED plays one.
-const byDefault = 200
+const byDefault = 2000
 
 var totals struct {
 	sync.Mutex
@@ -28,6 +28,9 @@ var totals struct {
 
 func TestWorldsOnVirtualTime(t *testing.T) {
 	n := byDefault
+	if testing.Short() {
+		n /= 20
+	}
 	if given, err := strconv.Atoi(os.Getenv("SIM_SEEDS")); err == nil {
 		n = given
 	}
@@ -57,7 +60,7 @@ func TestWorldsOnVirtualTime(t *testing.T) {
 
 func playOne(t *testing.T, seed uint64) {
 	synctest.Test(t, func(t *testing.T) {
-		w := play(t, seed)
+		w := play(t, seed, fault{})
 		totals.Lock()
 		defer totals.Unlock()
 		totals.worlds++

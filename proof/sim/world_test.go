@@ -28,15 +28,24 @@ const (
 	lease     = 2 * time.Second
 	retention = 6 * time.Second
 	tombstone = 4 * time.Second
-	length    = 45 * time.Second
+	length    = 18 * time.Second
 	patience  = 15 * time.Second // of a caller
 	operation = "sim"
 	declined  = "declined"
 )
 
+// fault is what is deliberately wrong in a world, for a test that the auditor sees it.
+type fault struct {
+	// store stands between the daemons and the store; nil: nothing does.
+	store func(ledger.Store) ledger.Store
+	// failOpen has guards run although the ledger is away.
+	failOpen bool
+}
+
 // world is one run.
 type world struct {
 	t       *testing.T
+	fault   fault
 	auditor *auditor
 	clock   *storetest.Clock
 	store   ledger.Store
@@ -67,8 +76,12 @@ func (o watching) Overdue(time.Duration, time.Duration, int) {}
 func (o watching) Waiting(n int)                             { o.world.mu.Lock(); o.world.waiting[o.n] = n; o.world.mu.Unlock() }
 
 func (w *world) start(n int, rng *rand.Rand) {
+	store := w.store
+	if w.fault.store != nil {
+		store = w.fault.store(store)
+	}
 	d, err := servertest.Start(servertest.Options{
-		Clock: w.clock, Store: w.store, SweepEvery: 4 * time.Second, DrainTimeout: 5 * time.Second, Observer: watching{w, n},
+		Clock: w.clock, Store: store, SweepEvery: 4 * time.Second, DrainTimeout: 5 * time.Second, Observer: watching{w, n},
 	})
 	if err != nil {
 		w.t.Fatalf("a daemon: %v", err)
@@ -96,9 +109,9 @@ func (w *world) stop(n int) {
 }
 
 // play runs a world to its end, inside a bubble, and returns it.
-func play(t *testing.T, seed uint64) *world {
+func play(t *testing.T, seed uint64, wrong fault) *world {
 	clock := storetest.NewRunningClock()
-	w := &world{t: t, auditor: newAuditor(), clock: clock, store: storetest.NewModel(clock, 0), faults: map[storetest.FaultKind]int{}}
+	w := &world{t: t, fault: wrong, auditor: newAuditor(), clock: clock, store: storetest.NewModel(clock, 0), faults: map[storetest.FaultKind]int{}}
 	w.down.reached = map[string]int64{}
 	w.down.found = map[string]effect{}
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -212,7 +225,7 @@ func (w *world) do(ctx context.Context, client *clientlib.Client, wire *wire, rn
 	if chance == 0 {
 		takes *= 4
 	}
-	options := clientlib.Options{Lease: lease, Wait: time.Duration(rng.IntN(int(10 * time.Second)))}
+	options := clientlib.Options{Lease: lease, Wait: time.Duration(rng.IntN(int(10 * time.Second))), FailOpen: w.fault.failOpen}
 	switch key {
 	case "recovered":
 		options.Abandoned = clientlib.Recover(func(_ context.Context, claim clientlib.Claim) (clientlib.Finding, error) { return w.down.ask(claim) })

@@ -64,12 +64,11 @@ func TestDaemonsWhoseClocksAreWrong(t *testing.T) {
 	d := prepareForPrograms(t)
 	var daemons []daemon
 	for _, ahead := range []time.Duration{2 * lease, -2 * lease, 0} {
-		p := &process{t: t, path: programs.skewed.build(t), env: []string{fmt.Sprintf("%s=%.0f", clockVariable, ahead.Seconds())}, args: []string{"--store", d.urls[0]}}
-		p.serve()
-		if wrong := p.off.Abs() > lease; wrong != (ahead != 0) {
-			t.Fatalf("a daemon whose clock should be %v ahead logs times that are %v off", ahead, p.off)
+		p := programs.skewed.Start(t, []string{fmt.Sprintf("%s=%.0f", clockVariable, ahead.Seconds())}, "--store", d.urls[0])
+		if wrong := p.Off().Abs() > lease; wrong != (ahead != 0) {
+			t.Fatalf("a daemon whose clock should be %v ahead logs times that are %v off", ahead, p.Off())
 		}
-		daemons = append(daemons, p.client)
+		daemons = append(daemons, clientOf(p))
 	}
 	seeds(t, 1, func(seed uint64) {
 		h := play{

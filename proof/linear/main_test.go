@@ -13,8 +13,8 @@ import (
 func TestMain(m *testing.M) {
 	code := m.Run()
 	pgtest.Stop()
-	programs.real.remove()
-	programs.skewed.remove()
+	programs.real.Remove()
+	programs.skewed.Remove()
 	fmt.Printf("linear: %d histories of %d calls, %d of unknown outcome; %d takeovers, %d calls of operators; undecided %d\n",
 		totals.histories.Load(), totals.operations.Load(), totals.unknown.Load(), totals.takeovers.Load(), totals.operators.Load(), totals.undecided.Load())
 	for _, kind := range slices.Sorted(maps.Keys(injected.by)) {

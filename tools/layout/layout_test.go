@@ -52,6 +52,7 @@ var allowed = map[string][]string{
 	"cmd/idemd/internal/workload": {
 		"clientlib", "gen/...", "google.golang.org/...", "github.com/google/uuid", "github.com/HdrHistogram/hdrhistogram-go",
 	},
+	"proof/daemon":       {"google.golang.org/grpc/..."},
 	"proof/linear":       {},
 	"proof/sim":          {},
 	"proof/model":        {},

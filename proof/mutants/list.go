@@ -167,11 +167,11 @@ var decisionMutants = []mutant{
 var otherMutants = []mutant{
 	{
 		name: "an unknown outcome is called a refusal", file: "ledger/ledger.go", suites: [][]string{orders},
-		old: "		d.own = true\n		return false, ctx.Err()\n", new: "		return false, storeRefusal(ErrUnavailable)\n",
+		old: "d.own || w.Extend == nil\n		return false, ctx.Err()\n", new: "d.own || w.Extend == nil\n		return false, storeRefusal(ErrUnavailable)\n",
 	},
 	{
 		name: "an unknown outcome is taken for a write", file: "ledger/ledger.go", suites: [][]string{orders},
-		old: "		d.own = true\n		return false, ctx.Err()\n", new: "		d.own = true\n		return true, nil\n",
+		old: "d.own || w.Extend == nil\n		return false, ctx.Err()\n", new: "d.own || w.Extend == nil\n		return true, nil\n",
 	},
 	{
 		name: "a policy of any age is followed", file: "ledger/policies.go", suites: [][]string{tables},
@@ -235,7 +235,7 @@ var otherMutants = []mutant{
 	},
 	{
 		name: "Refuse runs again", file: "clientlib/granted.go", suites: [][]string{worlds},
-		old: "		if r.releasedByOperator(h.ctx, h.claim) {", new: "		if !r.releasedByOperator(h.ctx, h.claim) {",
+		old: "		if h.claim.OnCredit {", new: "		if !h.claim.OnCredit {",
 	},
 	{
 		name: "not knowing is reported as nothing happened", file: "clientlib/classify.go", suites: [][]string{worlds},

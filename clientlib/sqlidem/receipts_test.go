@@ -123,6 +123,28 @@ func (w *world) stalledAttempt(t *testing.T, key string) (finish func() (clientl
 	}
 }
 
+// TestEachAttemptAfterTheFirstCommitsItsFenceBeforeItsWork, whatever the ones before it came to.
+func TestEachAttemptAfterTheFirstCommitsItsFenceBeforeItsWork(t *testing.T) {
+	onEveryWorld(t, func(t *testing.T, w *world) {
+		g := w.guard(t)
+		// The first one is known to have done nothing, the second one is abandoned.
+		for attempt := int32(1); attempt <= 3; attempt++ {
+			work := func(ctx context.Context, _ tx, claim clientlib.Claim) (clientlib.Response, error) {
+				fence := w.count(t, "SELECT coalesce(max(fence), 0) FROM idem_receipts")
+				if want := map[bool]int64{true: 0, false: claim.Fence}[attempt == 1]; int64(fence) != want || claim.Attempt != attempt {
+					t.Errorf("attempt %d is at work behind fence %d, want %d", claim.Attempt, fence, want)
+				}
+				return clientlib.Response{}, errors.New("not now")
+			}
+			if attempt == 2 {
+				w.crash(t, "k", work)
+			} else if _, err := g.do(t.Context(), "k", asked("a"), work, sqlidem.ReceiptOptions{}); err == nil {
+				t.Errorf("attempt %d was told success", attempt)
+			}
+		}
+	})
+}
+
 // C76: attempt 1 stalls, attempt 2 fences and fails FINAL, attempt 1 wakes and commits: its transaction fails.
 func TestC76AnAttemptThatWakesUpBehindAFenceFails(t *testing.T) {
 	onEveryWorld(t, func(t *testing.T, w *world) {

@@ -52,3 +52,96 @@ func TestC13_CallsByHand(t *testing.T) {
 		t.Errorf("%v %v", entry, err)
 	}
 }
+
+// C13: an attempt id that arrives late, whatever became of its attempt, is never granted again.
+func TestC13_AnAttemptIDThatArrivesLate(t *testing.T) {
+	ctx := t.Context()
+	fail := func(client *clientlib.Client, r *idemv1.EntryRef, claim *idemv1.Claim, d idemv1.Disposition) error {
+		_, err := client.Fail(ctx, &idemv1.FailRequest{
+			Ref: r, ClaimToken: claim.GetClaimToken(), Status: &spb.Status{Code: 14, Message: "broke"}, Disposition: d,
+		})
+		return err
+	}
+	for name, c := range map[string]struct {
+		// meanwhile is what becomes of the attempt; next begins another one.
+		meanwhile func(ledger *idemtest.Ledger, client *clientlib.Client, r *idemv1.EntryRef, claim *idemv1.Claim, next func() *idemv1.Claim) error
+		completed bool  // the late one is told the answer,
+		failed    bool  // or the failure,
+		refused   error // or is refused so
+	}{
+		"after its completion": {
+			meanwhile: func(_ *idemtest.Ledger, client *clientlib.Client, r *idemv1.EntryRef, claim *idemv1.Claim, _ func() *idemv1.Claim) error {
+				_, err := client.Complete(ctx, &idemv1.CompleteRequest{Ref: r, ClaimToken: claim.GetClaimToken(), Response: &idemv1.Response{Body: []byte("x")}})
+				return err
+			},
+			completed: true,
+		},
+		"after its retryable failure": {
+			meanwhile: func(_ *idemtest.Ledger, client *clientlib.Client, r *idemv1.EntryRef, claim *idemv1.Claim, _ func() *idemv1.Claim) error {
+				return fail(client, r, claim, idemv1.Disposition_DISPOSITION_RETRYABLE)
+			},
+			failed: true,
+		},
+		"after another attempt followed that": {
+			meanwhile: func(_ *idemtest.Ledger, client *clientlib.Client, r *idemv1.EntryRef, claim *idemv1.Claim, next func() *idemv1.Claim) error {
+				err := fail(client, r, claim, idemv1.Disposition_DISPOSITION_RETRYABLE)
+				next()
+				return err
+			},
+			refused: clientlib.ErrClaimLost,
+		},
+		"after it was given up": {
+			meanwhile: func(_ *idemtest.Ledger, client *clientlib.Client, r *idemv1.EntryRef, claim *idemv1.Claim, _ func() *idemv1.Claim) error {
+				return fail(client, r, claim, idemv1.Disposition_DISPOSITION_UNKNOWN)
+			},
+			refused: clientlib.ErrClaimLost,
+		},
+		"after it was taken over": {
+			meanwhile: func(ledger *idemtest.Ledger, _ *clientlib.Client, _ *idemv1.EntryRef, _ *idemv1.Claim, next func() *idemv1.Claim) error {
+				ledger.LapseLease(ref)
+				next()
+				return nil
+			},
+			refused: clientlib.ErrClaimLost,
+		},
+		"after its tombstone's beginning": {
+			meanwhile: func(ledger *idemtest.Ledger, client *clientlib.Client, r *idemv1.EntryRef, claim *idemv1.Claim, _ func() *idemv1.Claim) error {
+				_, err := client.Complete(ctx, &idemv1.CompleteRequest{Ref: r, ClaimToken: claim.GetClaimToken(), Response: &idemv1.Response{}})
+				ledger.Advance(8 * 24 * time.Hour)
+				return err
+			},
+			refused: clientlib.ErrExpired,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ledger := idemtest.New(t)
+			client := ledger.Client(clientlib.Config{})
+			asked := bytesOf("a")
+			begin := func(id string) *idemv1.BeginRequest {
+				return &idemv1.BeginRequest{
+					Ref: &idemv1.EntryRef{Operation: ref.Operation, Key: ref.Key}, AttemptId: id,
+					Fingerprints: []*idemv1.Fingerprint{{Algorithm: asked.Algorithm, Hash: asked.Hash}},
+				}
+			}
+			next := func() *idemv1.Claim {
+				response, err := client.Begin(ctx, begin(uuid.NewString()))
+				if err != nil || response.GetGranted().GetAttempt() != 2 {
+					t.Fatal(response, err)
+				}
+				return response.GetGranted()
+			}
+			late := begin(uuid.NewString())
+			first, err := client.Begin(ctx, late)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := c.meanwhile(ledger, client, late.GetRef(), first.GetGranted(), next); err != nil {
+				t.Fatal(err)
+			}
+			got, err := client.Begin(ctx, late)
+			if got.GetGranted() != nil || !errors.Is(err, c.refused) || (got.GetFailed() != nil) != c.failed || (got.GetCompleted() != nil) != c.completed {
+				t.Errorf("%v %v", got, err)
+			}
+		})
+	}
+}

@@ -2,10 +2,17 @@ package clientlib_test
 
 import (
 	"context"
+	"net"
+	"slices"
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 
 	"github.com/idemd/idemd/clientlib"
@@ -132,5 +139,57 @@ func TestConfig(t *testing.T) {
 	_, err = client.Do(context.Background(), ref, bytesOf("a"), counted(&effects, ""), clientlib.Options{Abandoned: clientlib.Rerun()})
 	if e, ok := clientlib.AsError(err); !ok || e.FromServer || e.Code != codes.Unavailable || effects != 0 {
 		t.Errorf("after Close: %v", err)
+	}
+}
+
+// ownCredentials go with every call, as a bearer token does.
+type ownCredentials struct{}
+
+func (ownCredentials) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return map[string]string{"authorization": "Bearer of-this-service"}, nil
+}
+func (ownCredentials) RequireTransportSecurity() bool { return false }
+
+func TestAConnectionOfTheClientsOwn(t *testing.T) {
+	listener := bufconn.Listen(1 << 16)
+	seen := make(chan []string, 1)
+	server := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+		md, _ := metadata.FromIncomingContext(stream.Context())
+		seen <- append(md.Get("authorization"), md.Get("x-option")...)
+		return status.Error(codes.Unimplemented, "it was here")
+	}))
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		_ = server.Serve(listener)
+	}()
+	client := must(clientlib.New(clientlib.Config{
+		Target: "passthrough:///ledger", TransportCredentials: insecureCredentials(), PerRPCCredentials: ownCredentials{},
+		DialOptions: []grpc.DialOption{
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
+			grpc.WithUnaryInterceptor(func(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoker grpc.UnaryInvoker, o ...grpc.CallOption) error {
+				return invoker(metadata.AppendToOutgoingContext(ctx, "x-option", "taken"), method, request, reply, conn, o...)
+			}),
+		},
+	}))
+	if _, err := client.Lookup(t.Context(), ref); status.Code(err) != codes.Unimplemented {
+		t.Error(err)
+	}
+	if got := <-seen; !slices.Equal(got, []string{"Bearer of-this-service", "taken"}) {
+		t.Errorf("%q", got)
+	}
+	if err := client.Close(); err != nil {
+		t.Error(err)
+	}
+	server.Stop()
+	<-stopped
+}
+
+// A guard in front of the ledger itself would ask it for ever, so idemd's own methods are never guarded.
+func TestTheLedgersOwnMethodsAreNotGuarded(t *testing.T) {
+	client := idemtest.New(t).Client(clientlib.Config{})
+	guard := clientlib.Guard{Ledger: client, Abandoned: clientlib.Rerun(), Files: protoregistry.GlobalFiles}
+	if list, err := guard.Guarded(); err == nil {
+		t.Errorf("it guards\n%s", list)
 	}
 }

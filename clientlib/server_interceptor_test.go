@@ -15,7 +15,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -603,5 +605,46 @@ func TestC02_AnothersAnswerCountsOnAServer(t *testing.T) {
 	}
 	if c := call(keyed(t, "k"), s.conn, charge, s.request()); c.answer != "2" || !slices.Equal(c.header.Get("x-by"), []string{"2"}) {
 		t.Errorf("%+v", c)
+	}
+}
+
+// C40 at a guard: whatever part of a keyed request changes, but what is excluded, it is another request.
+func TestC40_EveryPartOfAKeyedRequestCounts(t *testing.T) {
+	s, _ := guardedShop(t, nil)
+	base := []string{"request_id", "r", "amount", "5", "tenant", ""}
+	if c := call(keyed(t, "k"), s.conn, charge, s.request(base...)); c.err != nil {
+		t.Fatal(c.err)
+	}
+	for _, field := range []string{"request_id", "amount", "tenant"} {
+		changed := append(slices.Clone(base), field, "4") // one bit from 5
+		if c := call(keyed(t, "k"), s.conn, charge, s.request(changed...)); !errorIs(c.err, clientlib.ErrKeyReused) {
+			t.Errorf("%s: %+v", field, c)
+		}
+	}
+	tagged := s.request(base...)
+	tagged.Mutable(s.input.Fields().ByName("tags")).List().Append(protoreflect.ValueOfString("x"))
+	inside := s.request(base...)
+	meta := inside.Mutable(s.input.Fields().ByName("meta")).Message()
+	meta.Set(meta.Descriptor().Fields().ByName("id"), protoreflect.ValueOfString("x"))
+	for name, request := range map[string]proto.Message{"a list": tagged, "a message inside": inside} {
+		if c := call(keyed(t, "k"), s.conn, charge, request); !errorIs(c.err, clientlib.ErrKeyReused) {
+			t.Errorf("%s: %+v", name, c)
+		}
+	}
+	if c := call(keyed(t, "k"), s.conn, charge, s.request(base...)); c.outcome() != "replayed" || s.effects.Load() != 1 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// C41 at a guard: a client with a newer schema sends a field that this server does not know, and its retry goes to one that has
+// been there longer. Neither is told that it reuses a key.
+func TestC41_AFieldThatTheServerDoesNotKnow(t *testing.T) {
+	s, _ := guardedShop(t, nil)
+	newer := s.request("amount", "5")
+	newer.SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 99, protowire.BytesType), "new"))
+	for i, request := range []proto.Message{newer, s.request("amount", "5"), newer} {
+		if c := call(keyed(t, "k"), s.conn, charge, request); c.err != nil || (c.outcome() == "replayed") != (i > 0) {
+			t.Errorf("%d: %+v", i, c)
+		}
 	}
 }

@@ -461,3 +461,24 @@ func TestAWaitIsNoLongerThanAsked(t *testing.T) {
 		}
 	})
 }
+
+// Close while work runs: its outcome is reported at once, or, with the ledger away, lost; it is never waited for.
+func TestWorkThatOutlivesClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, d := range []time.Duration{0, time.Hour} {
+			c, s := scriptedClient(t, Config{}, awayFor(d))
+			began := time.Now()
+			result, err := c.Do(t.Context(), testRef, testPrint(t), func(context.Context, Claim) (Response, error) {
+				return Response{Body: []byte("x")}, c.Close()
+			}, rerun)
+			if err != nil || result.Recorded != (d == 0) || string(result.Response.Body) != "x" || time.Since(began) > DefaultSettleTimeout {
+				t.Errorf("away for %v: %+v %v after %v", d, result, err, time.Since(began))
+			}
+			sent := len(s.of("Complete"))
+			<-time.After(time.Hour)
+			if len(s.of("Complete")) != sent {
+				t.Errorf("away for %v: it goes on after Close", d)
+			}
+		}
+	})
+}

@@ -15,7 +15,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/idemd/idemd/clientlib/fingerprint"
 )
 
 // notes is what was counted and traced, as text.
@@ -134,6 +138,31 @@ func TestWhatADryRunLetPassIsCountedAsWhatItWouldBe(t *testing.T) {
 		}
 		if text, want := strings.Join(seen.lines, "\n"), "idem.client.calls idem.operation=op,idem.outcome=bypassed,idem.would_be=refused"; !strings.Contains(text, want) {
 			t.Errorf("%s: %q is not in\n%s", side, want, text)
+		}
+	}
+	if err := client.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFieldsThatNoFingerprintCoversAreCounted(t *testing.T) {
+	seen := &notes{}
+	client, _ := scriptedClient(t, Config{MeterProvider: notingMeters{notes: seen}, TracerProvider: notingTracers{notes: seen}}, nil)
+	hasher, err := fingerprint.NewProtoHasher((&emptypb.Empty{}).ProtoReflect().Descriptor(), fingerprint.ProtoConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, m := &guard{Guard: Guard{Ledger: client}}, &method{GuardedMethod: GuardedMethod{Operation: "op"}, hasher: hasher}
+	request := &emptypb.Empty{}
+	for _, unknown := range []int{0, 1} {
+		if unknown > 0 {
+			request.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 99, protowire.VarintType), 1))
+		}
+		if _, err := g.fingerprint(t.Context(), m, request); err != nil {
+			t.Error(err)
+		}
+		if n := strings.Count(strings.Join(seen.lines, "\n"), "idem.client.unknown_fields idem.operation=op"); n != unknown {
+			t.Errorf("%d unknown fields: counted %d times", unknown, n)
 		}
 	}
 	if err := client.Close(); err != nil {

@@ -33,7 +33,7 @@ func (l *Ledger) Waiting() int {
 func (l *Ledger) Secret() *Secret { return l.secret }
 
 // Floor is the takeover floor.
-func (l *Ledger) Floor() Time { return l.presence.floor() }
+func (l *Ledger) Floor() Time { return l.presence.floor(MinLease) }
 
 // ReloadPolicies reads the policies now.
 func (l *Ledger) ReloadPolicies(ctx context.Context) error { return l.policies.reload(ctx) }

@@ -154,7 +154,7 @@ func loadSecret(ctx context.Context, store Store) (*Secret, error) {
 // Run keeps the ledger's background work going until ctx ends: it watches the store, refreshes policies and sweeps. Call it once.
 func (l *Ledger) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
-	for _, loop := range []func(context.Context){l.watchStore, l.policies.run, l.sweeper.run} {
+	for _, loop := range []func(context.Context){l.watchStore, l.watchSelf, l.policies.run, l.sweeper.run} {
 		wg.Go(func() { loop(ctx) })
 	}
 	wg.Wait()
@@ -254,7 +254,7 @@ func (l *Ledger) carryOut(ctx context.Context, scope ScopeID, req Request, env E
 		}
 		reading := *seen
 		seen = nil
-		env.Now, env.Floor = reading.Now, l.presence.floor()
+		env.Now, env.Floor = reading.Now, l.presence.floor(reading.lease())
 		d.before, d.now = reading.Entry, reading.Now
 		d.verdict = Decide(reading.Entry, req, env)
 		if d.verdict.Outcome == InProgress && wait != nil {

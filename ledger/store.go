@@ -84,6 +84,14 @@ type Reading struct {
 	Now   Time
 }
 
+// lease is the length of the latest attempt's lease; zero where there is no row.
+func (r Reading) lease() time.Duration {
+	if r.Entry == nil {
+		return 0
+	}
+	return r.Entry.Last.Lease
+}
+
 // GuardKind says what must hold for a write to be applied.
 type GuardKind int
 

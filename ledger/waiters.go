@@ -193,7 +193,7 @@ func (w *waiters) look(scope ScopeID, entry *watch, seen Reading) {
 		switch {
 		case errors.Is(err, context.Canceled):
 			return
-		case err == nil && sameWait(seen, reading, w.ledger.presence.floor()):
+		case err == nil && sameWait(seen, reading, w.ledger.presence.floor(reading.lease())):
 			continue
 		}
 		seen = reading

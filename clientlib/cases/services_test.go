@@ -1,5 +1,5 @@
 // Package cases holds, as tests, the cases that every system with retries should have, each for the ways into a service that it applies
-// to: a gRPC method, an HTTP route, work in the service's own transaction, a consumer of a queue, a webhook. One more, an activity of a
+// to: a gRPC method, an HTTP route, work in the service's own transaction, alone and with a receipt, a consumer of a queue, a webhook. One more, an activity of a
 // workflow, is in clientlib/temporal, which is a module of its own.
 package cases
 
@@ -73,7 +73,7 @@ type reply struct {
 // everyWay runs a test for each way into a service by which somebody waits for an answer.
 func everyWay(t *testing.T, test func(t *testing.T, s service)) {
 	for name, start := range map[string]func(*testing.T) service{
-		"gRPC": startGRPC, "HTTP": startHTTP, "in the service's own transaction": startSQL,
+		"gRPC": startGRPC, "HTTP": startHTTP, "in the service's own transaction": startSQL, "with a receipt": startReceipts,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, start(t)) })
 	}
@@ -219,18 +219,47 @@ func (s *httpService) total() int   { return int(s.sum.Load()) }
 func (s *httpService) charges() int { return int(s.made.Load()) }
 func (s *httpService) expire()      { s.ledger.Advance(retention) }
 
-// sqlService charges in one transaction with the claim and the answer, in PostgreSQL.
+// sqlService charges in its own PostgreSQL.
 type sqlService struct {
 	t    *testing.T
 	pool *pgxpool.Pool
-	db   *sqlidem.DB[pgx.Tx]
+	// once runs work in a transaction, once for a key.
+	once func(ctx context.Context, ref clientlib.Ref, asked fingerprint.Fingerprint, work sqlidem.Work[pgx.Tx]) (clientlib.Result, error)
+	late func() // lets the time pass for which answers are kept
 }
 
+// startSQL charges in one transaction with the claim and the answer.
 func startSQL(t *testing.T) service {
+	s, db := newSQLService(t)
+	s.once = func(ctx context.Context, ref clientlib.Ref, asked fingerprint.Fingerprint, work sqlidem.Work[pgx.Tx]) (clientlib.Result, error) {
+		return sqlidem.Do(ctx, db, ref, asked, work, sqlidem.Options{Wait: patience})
+	}
+	s.late = func() { run(t, s.pool, "UPDATE passed SET us = us + $1", retention.Microseconds()) }
+	return s
+}
+
+// startReceipts charges in one transaction with a receipt, and has the entry in a daemon.
+func startReceipts(t *testing.T) service {
+	s, db := newSQLService(t)
+	ledger := idemtest.New(t)
+	receipts, err := sqlidem.NewReceipts(db, sqlidem.ReceiptsConfig{Ledger: ledger.Client(clientlib.Config{})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.once = func(ctx context.Context, ref clientlib.Ref, asked fingerprint.Fingerprint, work sqlidem.Work[pgx.Tx]) (clientlib.Result, error) {
+		return receipts.Do(ctx, ref, asked, func(ctx context.Context, tx pgx.Tx, _ clientlib.Claim) (clientlib.Response, error) {
+			return work(ctx, tx)
+		}, sqlidem.ReceiptOptions{Wait: patience})
+	}
+	s.late = func() { ledger.Advance(retention) }
+	return s
+}
+
+func newSQLService(t *testing.T) (*sqlService, *sqlidem.DB[pgx.Tx]) {
+	t.Helper()
 	pool := newPool(t)
 	run(t, pool, "CREATE TABLE charges (key TEXT NOT NULL, cents INT NOT NULL)")
-	run(t, pool, "CREATE TABLE passed (us INT8 NOT NULL)")
-	run(t, pool, "INSERT INTO passed VALUES (0)")
+	run(t, pool, "CREATE TABLE passed AS SELECT 0::INT8 AS us")
 	db, err := sqlidem.NewPgx(pool, sqlidem.Config{
 		ClockSQL: "((extract(epoch FROM clock_timestamp()) * 1000000)::INT8 + (SELECT us FROM passed))",
 	})
@@ -240,7 +269,7 @@ func startSQL(t *testing.T) service {
 	if err := sqlidem.Migrate(t.Context(), db); err != nil {
 		t.Fatal(err)
 	}
-	return &sqlService{t, pool, db}
+	return &sqlService{t: t, pool: pool}, db
 }
 
 func newPool(t *testing.T) *pgxpool.Pool {
@@ -278,14 +307,14 @@ func bytesOf(text string) fingerprint.Fingerprint {
 
 func (s *sqlService) charge(ctx context.Context, key string, cents int, loseReply bool) reply {
 	ref := clientlib.Ref{Tenant: account, Operation: "charge", Key: key}
-	result, err := sqlidem.Do(ctx, s.db, ref, bytesOf(strconv.Itoa(cents)), func(ctx context.Context, tx pgx.Tx) (clientlib.Response, error) {
+	result, err := s.once(ctx, ref, bytesOf(strconv.Itoa(cents)), func(ctx context.Context, tx pgx.Tx) (clientlib.Response, error) {
 		if _, err := tx.Exec(ctx, "INSERT INTO charges VALUES ($1, $2)", key, cents); err != nil {
 			return clientlib.Response{}, err
 		}
 		var total int
 		err := tx.QueryRow(ctx, "SELECT sum(cents) FROM charges").Scan(&total)
 		return clientlib.Response{Body: []byte(strconv.Itoa(total))}, err
-	}, sqlidem.Options{Wait: patience})
+	})
 	if loseReply {
 		return reply{lost: true}
 	}
@@ -310,6 +339,4 @@ func (s *sqlService) total() int {
 
 func (s *sqlService) charges() int { return query(s.t, s.pool, "SELECT count(*) FROM charges") }
 
-func (s *sqlService) expire() {
-	run(s.t, s.pool, "UPDATE passed SET us = us + $1", retention.Microseconds())
-}
+func (s *sqlService) expire() { s.late() }

@@ -181,6 +181,36 @@ func TestPausesGrowAndTheProcessGivesUpInTheEnd(t *testing.T) {
 	})
 }
 
+func TestARedeliveryWhileTheFirstIsHandledIsNotHandledBesideIt(t *testing.T) {
+	m := &memory{}
+	var ran atomic.Int64
+	var standings []webhook.Standing
+	var hold chan struct{}
+	config := webhook.Config{
+		Handler: func(context.Context, webhook.Delivery) error {
+			ran.Add(1)
+			<-hold
+			return nil
+		},
+		Hooks: webhook.Hooks{Received: func(_ webhook.Delivery, standing webhook.Standing) { standings = append(standings, standing) }},
+	}
+	inBubble(t, m, config, func(t *testing.T, receiver *webhook.Receiver) {
+		hold = make(chan struct{})
+		for range 3 {
+			give(receiver, "a")
+		}
+		if ran.Load() != 1 || !slices.Equal(standings, []webhook.Standing{webhook.Fresh, webhook.Waiting, webhook.Waiting}) {
+			t.Errorf("it was handled %d times; its senders were told %v", ran.Load(), standings)
+		}
+		close(hold)
+		synctest.Wait()
+		passes(time.Hour)
+		if ran.Load() != 1 || len(m.unfinished) != 0 {
+			t.Errorf("it was handled %d times, %v are left", ran.Load(), m.unfinished)
+		}
+	})
+}
+
 func TestWhatWasNotRunIsNoAttempt(t *testing.T) {
 	m := &memory{}
 	var asked, ran atomic.Int64

@@ -32,6 +32,7 @@ const (
 	ReasonEntryNotFound      Reason = "ENTRY_NOT_FOUND"
 	ReasonPolicyNotFound     Reason = "POLICY_NOT_FOUND"
 	ReasonPolicyChanged      Reason = "POLICY_CHANGED"
+	ReasonTooManyPolicies    Reason = "TOO_MANY_POLICIES"
 	ReasonClaimLive          Reason = "CLAIM_LIVE"
 	ReasonPermissionDenied   Reason = "PERMISSION_DENIED"
 	ReasonUnauthenticated    Reason = "UNAUTHENTICATED"

@@ -20,6 +20,10 @@ const (
 	// MaxFingerprints is how many fingerprints one Begin may carry: the current algorithm's and, in a rollout, the other's.
 	MaxFingerprints = 2
 
+	// MaxPolicies is how many policies one ledger holds. Every daemon reads them all once a second, which takes it a few milliseconds where
+	// there are so many. Those that were deleted less than an hour ago count.
+	MaxPolicies = 1000
+
 	// MaxRunAttempts is the highest cap on RUN grants a policy may set.
 	MaxRunAttempts = 32
 	// MaxAttempts is the highest number of attempts of one entry, of every kind. Past it only Resolve complete or fail helps.

@@ -17,6 +17,10 @@ const (
 	// promises the latter to its caller, so a daemon that could not refresh reads before it decides.
 	policyRefresh = time.Second
 	policyMaxAge  = 5 * time.Second
+	// deletedPolicy stands in place of a policy that was deleted, for deletedPolicyKept at least: so revisions go on from where they were, and
+	// a write of before, if its outcome was unknown and it lands only now, finds another revision and brings nothing back.
+	deletedPolicy     = "deleted"
+	deletedPolicyKept = time.Hour
 )
 
 // policyCache is this daemon's copy of the policies.
@@ -59,6 +63,7 @@ func (c *policyCache) reload(ctx context.Context) error {
 	c.mu.Lock()
 	c.reading++
 	this, began := c.reading, time.Now()
+	before, rulesBefore := c.known, c.rulesOf
 	c.mu.Unlock()
 	settings, err := c.store.Settings(ctx, policyKind)
 	if err != nil {
@@ -66,11 +71,19 @@ func (c *policyCache) reload(ctx context.Context) error {
 	}
 	known, rules := make(map[policyName]*Policy, len(settings.List)), make(map[policyName]*Rules, len(settings.List))
 	for _, s := range settings.List {
+		if string(s.Body) == deletedPolicy {
+			continue
+		}
+		name := nameOfSetting(s)
+		// Most are as they were a second ago. Reading them is cheap; decoding them all again would not be.
+		if p := before[name]; p != nil && p.Revision == s.Revision && p.UpdatedAt == s.UpdatedAt {
+			known[name], rules[name] = p, rulesBefore[name]
+			continue
+		}
 		p, err := decodePolicy(s)
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrUnavailable, err)
 		}
-		name := policyName{p.Tenant, p.Operation}
 		known[name], rules[name] = p, p.Rules(c.clamp)
 	}
 	c.mu.Lock()
@@ -164,6 +177,12 @@ func decodePolicy(s Setting) (*Policy, error) {
 // settingName is unambiguous: neither part can hold a control character.
 func (n policyName) settingName() string { return n.tenant + "\n" + n.operation }
 
+// nameOfSetting is the inverse of settingName.
+func nameOfSetting(s Setting) policyName {
+	tenant, operation, _ := strings.Cut(s.Name, "\n")
+	return policyName{tenant, operation}
+}
+
 // PolicyView is a policy with the rules it comes to.
 type PolicyView struct {
 	Policy *Policy
@@ -173,7 +192,7 @@ type PolicyView struct {
 }
 
 // PutPolicy writes a policy. expect is the revision it must have now: 0 if it must not exist, negative if any. It refuses with INVALID_POLICY,
-// POLICY_CHANGED and STORE_UNAVAILABLE. Resending it is safe: the same policy again is no change.
+// POLICY_CHANGED, TOO_MANY_POLICIES and STORE_UNAVAILABLE. Resending it is safe: the same policy again is no change.
 func (l *Ledger) PutPolicy(ctx context.Context, p Policy, expect int64) (PolicyView, error) {
 	if refusal := p.Validate(l.clamp); refusal != nil {
 		return PolicyView{}, refusal
@@ -190,61 +209,96 @@ func (l *Ledger) DeletePolicy(ctx context.Context, tenant, operation string, exp
 	return l.changePolicy(ctx, policyName{tenant, operation}, nil, expect)
 }
 
+// changePolicy writes a policy, or deletes it where body is nil, if it has that revision.
 func (l *Ledger) changePolicy(ctx context.Context, name policyName, body []byte, expect int64) (PolicyView, error) {
+	write := body
+	if body == nil {
+		write = []byte(deletedPolicy)
+	}
 	for try := 0; try <= maxTries; try++ {
-		have, now, err := l.storedPolicy(ctx, name)
+		have, settings, err := l.storedPolicy(ctx, name)
 		if err != nil {
 			return PolicyView{}, contextOrStore(ctx, err)
 		}
+		revision := have.Revision
+		if !have.stands() {
+			revision = 0
+		}
 		switch {
-		case body == nil && have.Body == nil && try > 0:
+		case body == nil && revision == 0 && try > 0:
 			// An earlier try of this call removed it.
-			return l.policyChanged(ctx, nil, now)
-		case body == nil && have.Body == nil:
+			return l.policyChanged(ctx, have, settings.Now)
+		case body == nil && revision == 0:
 			return PolicyView{}, refuse(ReasonPolicyNotFound, "there is no policy for exactly that tenant and operation")
 		case body != nil && string(have.Body) == string(body):
-			return l.policyChanged(ctx, &have, max(have.UpdatedAt, 1))
-		case expect >= 0 && have.Revision != expect:
+			return l.policyChanged(ctx, have, max(have.UpdatedAt, 1))
+		case expect >= 0 && revision != expect:
 			return PolicyView{}, refuse(ReasonPolicyChanged, "the policy was changed by somebody else").
 				with("help", "read it again and decide on what it is now")
+		case have.Revision == 0:
+			if err := l.roomForPolicy(ctx, settings); err != nil {
+				return PolicyView{}, err
+			}
 		}
-		_, err = l.store.PutSetting(ctx, Setting{Kind: policyKind, Name: name.settingName(), Body: body}, have.Revision)
+		_, err = l.store.PutSetting(ctx, Setting{Kind: policyKind, Name: name.settingName(), Body: write}, have.Revision)
 		if err != nil && !errors.Is(err, ErrUnknown) {
 			return PolicyView{}, contextOrStore(ctx, err)
 		}
 		if err := pause(ctx, try); err != nil {
 			return PolicyView{}, err
 		}
-		if after, now, err := l.storedPolicy(ctx, name); err == nil && string(after.Body) == string(body) {
-			if body == nil {
-				return l.policyChanged(ctx, nil, now)
-			}
-			return l.policyChanged(ctx, &after, after.UpdatedAt)
+		if after, _, err := l.storedPolicy(ctx, name); err == nil && string(after.Body) == string(write) {
+			return l.policyChanged(ctx, after, after.UpdatedAt)
 		}
 	}
 	return PolicyView{}, storeRefusal(ErrContended)
 }
 
-func (l *Ledger) storedPolicy(ctx context.Context, name policyName) (Setting, Time, error) {
+// stands reports whether there is a policy in a setting that holds one, or held one.
+func (s Setting) stands() bool { return s.Revision > 0 && string(s.Body) != deletedPolicy }
+
+// storedPolicy is the setting of one policy, among all of them as they are now; of revision 0 where there is none.
+func (l *Ledger) storedPolicy(ctx context.Context, name policyName) (Setting, Settings, error) {
 	settings, err := l.store.Settings(ctx, policyKind)
 	if err != nil {
-		return Setting{}, 0, err
+		return Setting{}, Settings{}, err
 	}
 	for _, s := range settings.List {
 		if s.Name == name.settingName() {
-			return s, settings.Now, nil
+			return s, settings, nil
 		}
 	}
-	return Setting{}, settings.Now, nil
+	return Setting{}, settings, nil
 }
 
-func (l *Ledger) policyChanged(ctx context.Context, s *Setting, at Time) (PolicyView, error) {
+// roomForPolicy refuses one policy more than there may be. It clears away what was deleted so long ago that no write of before can still be
+// under way. Daemons that write at once can each find the last place free.
+func (l *Ledger) roomForPolicy(ctx context.Context, settings Settings) error {
+	count := len(settings.List)
+	for _, s := range settings.List {
+		if s.stands() || s.UpdatedAt.Add(deletedPolicyKept) > settings.Now {
+			continue
+		}
+		if _, err := l.store.PutSetting(ctx, Setting{Kind: policyKind, Name: s.Name}, s.Revision); err != nil && !errors.Is(err, ErrUnknown) {
+			return contextOrStore(ctx, err)
+		}
+		count--
+	}
+	if count >= MaxPolicies {
+		return refuse(ReasonTooManyPolicies, "there are %d policies, and no more are kept", MaxPolicies).
+			with("help", "delete some; one with * as its tenant or operation can stand for many")
+	}
+	return nil
+}
+
+// policyChanged is the answer to a change that left s and was written at an instant.
+func (l *Ledger) policyChanged(ctx context.Context, s Setting, at Time) (PolicyView, error) {
 	if err := l.policies.reload(ctx); err != nil {
 		return PolicyView{}, contextOrStore(ctx, err)
 	}
 	view := PolicyView{EffectiveAt: at.Add(policyMaxAge + l.store.Margin())}
-	if s != nil {
-		p, err := decodePolicy(*s)
+	if s.stands() {
+		p, err := decodePolicy(s)
 		if err != nil {
 			return PolicyView{}, &Refusal{Reason: ReasonInternal, Message: "the stored policy cannot be read", Cause: err}
 		}
@@ -310,7 +364,7 @@ func (l *Ledger) BootstrapPolicies(ctx context.Context, policies []Policy) (int,
 		if refusal := p.Validate(l.clamp); refusal != nil {
 			return written, refusal
 		}
-		if have.Body != nil {
+		if have.stands() {
 			continue
 		}
 		if _, err := l.PutPolicy(ctx, p, 0); err != nil && !errors.Is(err, &Refusal{Reason: ReasonPolicyChanged}) {

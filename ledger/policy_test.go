@@ -2,6 +2,9 @@ package ledger_test
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -218,6 +221,105 @@ func TestPoliciesAreChangedByRevision(t *testing.T) {
 	n, err := b.ledger.BootstrapPolicies(t.Context(), []ledger.Policy{{Tenant: "acme", Operation: "charge"}, {Tenant: "*", Operation: "refund"}})
 	if v, _ := b.ledger.GetPolicy(t.Context(), "acme", "charge", false); err != nil || n != 1 || v.Policy.Lease != p.Lease {
 		t.Errorf("bootstrap wrote %d and left %+v: %v", n, v.Policy, err)
+	}
+}
+
+// TestALatePolicyChangeUndoesNothing: a change whose outcome was unknown lands when the policy has been changed, deleted, or deleted and put
+// again since.
+func TestALatePolicyChangeUndoesNothing(t *testing.T) {
+	t.Parallel()
+	policy := func(lease time.Duration) ledger.Policy {
+		return ledger.Policy{Tenant: "acme", Operation: "charge", Lease: lease}
+	}
+	put := func(b *bench, lease time.Duration) error {
+		_, err := b.ledger.PutPolicy(t.Context(), policy(lease), -1)
+		return err
+	}
+	remove := func(b *bench) error {
+		_, err := b.ledger.DeletePolicy(t.Context(), "acme", "charge", -1)
+		return err
+	}
+	for name, x := range map[string]struct{ before, late, since func(*bench) error }{
+		"put, deleted since": {
+			late:  func(b *bench) error { return put(b, time.Hour) },
+			since: func(b *bench) error { return errors.Join(put(b, time.Minute), remove(b)) },
+		},
+		"changed, changed since": {
+			before: func(b *bench) error { return put(b, time.Second) },
+			late:   func(b *bench) error { return put(b, time.Hour) },
+			since:  func(b *bench) error { return put(b, time.Minute) },
+		},
+		"changed, deleted and put again since": {
+			before: func(b *bench) error { return put(b, time.Second) },
+			late:   func(b *bench) error { return put(b, time.Hour) },
+			since:  func(b *bench) error { return errors.Join(remove(b), put(b, time.Second)) },
+		},
+		"deleted, deleted and put again since": {
+			before: func(b *bench) error { return put(b, time.Second) },
+			late:   remove,
+			since:  func(b *bench) error { return errors.Join(remove(b), put(b, time.Second)) },
+		},
+	} {
+		b := newBench(t)
+		if x.before != nil {
+			b.must(x.before(b))
+		}
+		b.faulty.Plan(storetest.Kinds(storetest.NoFault, storetest.Late, storetest.Refuse, storetest.Refuse))
+		if err := x.late(b); !errors.Is(err, ledger.ErrUnavailable) || b.faulty.Count(storetest.Late) != 1 {
+			t.Fatalf("%s: %v, after %v", name, err, b.faulty.Counts())
+		}
+		b.faulty.Plan(nil)
+		b.must(x.since(b))
+		want, err := b.ledger.ListPolicies(t.Context())
+		b.must(err)
+		b.faulty.Land(t.Context())
+		if got, err := b.ledger.ListPolicies(t.Context()); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v %v, want %+v", name, got, err, want)
+		}
+	}
+}
+
+// TestPoliciesAreBounded: what was deleted counts for an hour and is then cleared away.
+func TestPoliciesAreBounded(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	put := func(i int) error {
+		_, err := b.ledger.PutPolicy(t.Context(), ledger.Policy{Tenant: "acme", Operation: itoa(i), Lease: time.Minute}, 0)
+		return err
+	}
+	for i := range ledger.MaxPolicies {
+		body := []byte(`{"Tenant":"acme","Operation":"` + itoa(i) + `"}`)
+		if ok, err := b.model.PutSetting(t.Context(), ledger.Setting{Kind: "policy", Name: "acme\n" + itoa(i), Body: body}, 0); !ok {
+			t.Fatal(err)
+		}
+	}
+	for file, says := range map[string]string{
+		"../proto/idem/v1/admin.proto": "There can be %d policies.", "../docs/errors.md": "There are %d policies,",
+	} {
+		if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text), fmt.Sprintf(says, ledger.MaxPolicies)) {
+			t.Errorf("%s does not say how many there may be: %v", file, err)
+		}
+	}
+	one := ledger.MaxPolicies
+	b.wantReason(put(one), ledger.ReasonTooManyPolicies)
+	if _, err := b.ledger.PutPolicy(t.Context(), ledger.Policy{Tenant: "acme", Operation: "0", Lease: time.Minute}, -1); err != nil {
+		t.Errorf("changing one that is there: %v", err)
+	}
+	_, err := b.ledger.DeletePolicy(t.Context(), "acme", "1", -1)
+	b.must(err)
+	if _, err := b.ledger.GetPolicy(t.Context(), "acme", "1", false); reasonOf(err) != ledger.ReasonPolicyNotFound {
+		t.Errorf("the deleted one: %v", err)
+	}
+	if list, err := b.ledger.ListPolicies(t.Context()); err != nil || len(list) != ledger.MaxPolicies-1 {
+		t.Errorf("%d are listed: %v", len(list), err)
+	}
+	b.clock.Advance(time.Hour - time.Microsecond)
+	b.wantReason(put(one), ledger.ReasonTooManyPolicies)
+	b.clock.Advance(time.Microsecond)
+	b.must(put(one))
+	b.wantReason(put(one+1), ledger.ReasonTooManyPolicies)
+	if settings, err := b.model.Settings(t.Context(), "policy"); err != nil || len(settings.List) != ledger.MaxPolicies {
+		t.Errorf("%d settings are left: %v", len(settings.List), err)
 	}
 }
 

@@ -19,6 +19,7 @@ const (
 	ReasonEntryNotFound      Reason = "ENTRY_NOT_FOUND"
 	ReasonPolicyNotFound     Reason = "POLICY_NOT_FOUND"
 	ReasonPolicyChanged      Reason = "POLICY_CHANGED"
+	ReasonTooManyPolicies    Reason = "TOO_MANY_POLICIES"
 	ReasonClaimLive          Reason = "CLAIM_LIVE"
 	ReasonPermissionDenied   Reason = "PERMISSION_DENIED"
 	ReasonInvalidTenant      Reason = "INVALID_TENANT"
@@ -45,7 +46,7 @@ const (
 func Reasons() []Reason {
 	return []Reason{
 		ReasonKeyReused, ReasonHashIncomparable, ReasonAbandoned, ReasonExpired, ReasonAlreadySettled, ReasonClaimLost,
-		ReasonEntryNotFound, ReasonPolicyNotFound, ReasonPolicyChanged, ReasonClaimLive, ReasonPermissionDenied,
+		ReasonEntryNotFound, ReasonPolicyNotFound, ReasonPolicyChanged, ReasonTooManyPolicies, ReasonClaimLive, ReasonPermissionDenied,
 		ReasonInvalidTenant, ReasonInvalidOperation, ReasonInvalidKey, ReasonInvalidFingerprint, ReasonInvalidAttemptID,
 		ReasonInvalidHolder, ReasonInvalidLease, ReasonInvalidWait, ReasonInvalidReport, ReasonInvalidReason, ReasonInvalidPolicy,
 		ReasonInvalidPage, ReasonInvalidRequest, ReasonQuota, ReasonStoreUnavailable, ReasonDraining, ReasonSweepElsewhere,

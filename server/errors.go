@@ -41,6 +41,7 @@ var wireRules = map[ledger.Reason]wireRule{
 	ledger.ReasonEntryNotFound:    {code: codes.NotFound},
 	ledger.ReasonPolicyNotFound:   {code: codes.NotFound},
 	ledger.ReasonPolicyChanged:    {code: codes.Aborted},
+	ledger.ReasonTooManyPolicies:  {code: codes.ResourceExhausted},
 	ledger.ReasonSweepElsewhere:   {code: codes.Aborted, retry: true},
 
 	ReasonUnauthenticated:         {code: codes.Unauthenticated},

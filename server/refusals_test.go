@@ -3,6 +3,7 @@ package server_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -136,6 +137,15 @@ func operatorRefusals() []refusalCase {
 		{reason: ledger.ReasonPolicyChanged, code: codes.Aborted, help: true, provoke: func(r *rig) error {
 			r.putPolicy(&idemv1.Policy{Lease: seconds(5)})
 			return second(r.admin.DeletePolicy(r.ctx, &idemv1.DeletePolicyRequest{Tenant: server.DefaultTenant, Operation: operation, Etag: "7"}))
+		}},
+		{reason: ledger.ReasonTooManyPolicies, code: codes.ResourceExhausted, help: true, provoke: func(r *rig) error {
+			for i := range ledger.MaxPolicies {
+				setting := ledger.Setting{Kind: "policy", Name: fmt.Sprintf("acme\n%d", i), Body: []byte("{}")}
+				if _, err := r.daemon.Store().PutSetting(r.ctx, setting, 0); err != nil {
+					return err
+				}
+			}
+			return second(r.admin.PutPolicy(r.ctx, &idemv1.PutPolicyRequest{Policy: &idemv1.Policy{Tenant: "acme", Operation: "one more"}}))
 		}},
 		{reason: ledger.ReasonClaimLive, code: codes.FailedPrecondition, help: true, provoke: func(r *rig) error {
 			r.grant("k")

@@ -43,12 +43,13 @@ const (
 // Refusals look as those of LedgerService do, and every call can be refused what every call there can be.
 type AdminServiceClient interface {
 	// PutPolicy writes a policy whole, in place of the one that there is for its tenant and operation. It does not change
-	// standing entries: see ApplyPolicy.
+	// standing entries: see ApplyPolicy. There can be 1000 policies.
 	//
 	// Refused, beside what every call can be:
 	//   - INVALID_ARGUMENT, INVALID_POLICY: with google.rpc.BadRequest naming the field and the rule, for example a horizon
 	//     that is over the server-wide ceiling;
-	//   - ABORTED, POLICY_CHANGED: the policy was written or deleted by somebody else since.
+	//   - ABORTED, POLICY_CHANGED: the policy was written or deleted by somebody else since;
+	//   - RESOURCE_EXHAUSTED, TOO_MANY_POLICIES: there are 1000 policies, those deleted within the last hour included.
 	PutPolicy(ctx context.Context, in *PutPolicyRequest, opts ...grpc.CallOption) (*PutPolicyResponse, error)
 	// GetPolicy shows the policy that is stored for a tenant and operation, or the one that counts for them.
 	//
@@ -245,12 +246,13 @@ func (c *adminServiceClient) GetStats(ctx context.Context, in *GetStatsRequest, 
 // Refusals look as those of LedgerService do, and every call can be refused what every call there can be.
 type AdminServiceServer interface {
 	// PutPolicy writes a policy whole, in place of the one that there is for its tenant and operation. It does not change
-	// standing entries: see ApplyPolicy.
+	// standing entries: see ApplyPolicy. There can be 1000 policies.
 	//
 	// Refused, beside what every call can be:
 	//   - INVALID_ARGUMENT, INVALID_POLICY: with google.rpc.BadRequest naming the field and the rule, for example a horizon
 	//     that is over the server-wide ceiling;
-	//   - ABORTED, POLICY_CHANGED: the policy was written or deleted by somebody else since.
+	//   - ABORTED, POLICY_CHANGED: the policy was written or deleted by somebody else since;
+	//   - RESOURCE_EXHAUSTED, TOO_MANY_POLICIES: there are 1000 policies, those deleted within the last hour included.
 	PutPolicy(context.Context, *PutPolicyRequest) (*PutPolicyResponse, error)
 	// GetPolicy shows the policy that is stored for a tenant and operation, or the one that counts for them.
 	//

@@ -1,9 +1,10 @@
 # Everything a developer runs. "make help" lists it; nothing here needs a network once the modules are downloaded.
 
 # Tools are Go modules of their own under tools/, so that their dependencies stay out of the daemon's.
-BUF      := go tool -modfile=tools/buf/go.mod buf
-GOLANGCI := go tool -modfile=tools/lint/go.mod golangci-lint
-TESTSUM  := go tool -modfile=tools/test/go.mod gotestsum
+BUF       := go tool -modfile=tools/buf/go.mod buf
+GOLANGCI  := go tool -modfile=tools/lint/go.mod golangci-lint
+BENCHSTAT := go tool -modfile=tools/bench/go.mod benchstat
+TESTSUM   := go tool -modfile=tools/test/go.mod gotestsum
 
 # Buf and golangci-lint write caches: keep them in the project. Go's own stays where it is, or every tool would be built
 # again, so ask for it before XDG_CACHE_HOME moves it.
@@ -108,6 +109,34 @@ sim: ## long: whole worlds on virtual time, SEEDS of them, watched by an auditor
 .PHONY: mutants
 mutants: ## long: break the code on purpose, one fault at a time; a test must notice each
 	go run ./proof/mutants $(MUTANTS)
+
+## Speed (docs/performance.md)
+
+# Which benchmarks, how often and for how long each time.
+BENCH     ?= .
+COUNT     ?= 6
+BENCHTIME ?= 1s
+BENCHED   := ./ledger ./clientlib/fingerprint ./ledger/sqlitestore ./ledger/sqlstore ./server
+
+.PHONY: bench
+bench: ## Go benchmarks of the decision table, fingerprints, both stores and the server, for benchstat: make bench >new.out
+	@go test -run='^$$' -bench='$(BENCH)' -benchmem -benchtime=$(BENCHTIME) -count=$(COUNT) -timeout=60m $(BENCHED)
+
+.PHONY: benchstat
+benchstat: ## compare two outputs of "make bench": make benchstat OLD=old.out NEW=new.out
+	@$(BENCHSTAT) $(OLD) $(NEW)
+
+.PHONY: compare
+compare: ## long: the daemon beside a bare gRPC echo, a hand-written table and Redis, as tables in Markdown
+	@go run ./proof/compare $(COMPARE)
+
+.PHONY: growth
+growth: ## very long: speed, memory and disk at five million entries
+	@go run ./proof/compare -do growth $(COMPARE)
+
+.PHONY: sweep
+sweep: ## very long: what a sweep of a million entries does to callers
+	@go run ./proof/compare -do sweep $(COMPARE)
 
 ## Build
 

@@ -56,6 +56,7 @@ var allowed = map[string][]string{
 	"proof/linear":       {},
 	"proof/sim":          {},
 	"proof/model":        {},
+	"proof/compare":      {"..."},
 	"proof/mutants":      {},
 	"tools/layout":       {},
 	"tools/cockroachsql": {},

@@ -81,12 +81,42 @@ func Start(t testing.TB, settings ...string) *Server {
 	return s
 }
 
+// Open starts a server for a program that is no test, with settings on top as in [Start]. Whoever opens one closes it.
+func Open(settings ...string) (*Server, error) { return start(settings) }
+
+// Close stops a server of [Open] and removes its data.
+func (s *Server) Close() { s.close() }
+
+// NotInstalled says whether an error of [Open] is that the server's programs were not found.
+func NotInstalled(err error) bool {
+	var missing *notInstalledError
+	return errors.As(err, &missing)
+}
+
+// NewDatabase makes an empty database on a server of [Open], and returns its URL.
+func (s *Server) NewDatabase(ctx context.Context) (string, error) {
+	conn, err := pgx.Connect(ctx, s.adminURL)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	name := fmt.Sprintf("idemd_%d", databases.Add(1))
+	if _, err := conn.Exec(ctx, "CREATE DATABASE "+name+" TEMPLATE template0"); err != nil {
+		return "", err
+	}
+	u, err := url.Parse(s.adminURL)
+	if err != nil {
+		return "", err
+	}
+	u.Path = "/" + name
+	return u.String(), nil
+}
+
 func requireServer(t testing.TB, err error) {
 	t.Helper()
-	var missing *notInstalledError
-	if errors.As(err, &missing) {
+	if NotInstalled(err) {
 		t.Skipf("SKIPPED, NOTHING WAS TESTED: no PostgreSQL: %v. Install postgresql, or set %s to a server whose user may create databases.",
-			missing, URLVariable)
+			err, URLVariable)
 	}
 	if err != nil {
 		t.Fatalf("pgtest: starting PostgreSQL: %v", err)

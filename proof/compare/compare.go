@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+)
+
+// Names of candidates, as the targets below refer to them.
+const (
+	nameEcho       = "echo"
+	nameEchoStream = "echo stream"
+	nameEmbedded   = "idemd, embedded"
+	namePostgres   = "idemd, PostgreSQL"
+	nameByHand     = "pgx, PostgreSQL"
+	nameCockroach  = "idemd, CockroachDB"
+	nameByHandCRDB = "pgx, CockroachDB"
+	nameRedis      = "Redis"
+	nameEchoReplay = "echo of a replay"
+	nameReplay     = "idemd, replay"
+	nameAloneEcho  = "echo, alone"
+	nameAloneBare  = "SQLite, alone"
+	nameAlone      = "idemd, alone"
+)
+
+// target is a ratio that the project wants to reach.
+type target struct {
+	what string
+	// ratio is of what was measured, 0 where it was not.
+	ratio func(map[string][]run) float64
+	want  float64
+	// atMost: the ratio must not be above want, instead of not below.
+	atMost bool
+}
+
+// rate is the ratio of the medians of two candidates.
+func rate(above, below string) func(map[string][]run) float64 {
+	return func(runs map[string][]run) float64 {
+		return ratio(median(runs[above], perSecond), median(runs[below], perSecond))
+	}
+}
+
+func ratio(above, below float64) float64 {
+	if below == 0 {
+		return 0
+	}
+	return above / below
+}
+
+var targets = []target{
+	{"embedded store, pairs, to the echo", rate(nameEmbedded, nameEcho), 0.45, false},
+	{"PostgreSQL through idemd to pgx", rate(namePostgres, nameByHand), 2.5, false},
+	{"CockroachDB through idemd to pgx", rate(nameCockroach, nameByHandCRDB), 2.5, false},
+	{"replays to the echo", rate(nameReplay, nameEchoReplay), 0.8, false},
+	{"embedded store, pairs, to Redis", rate(nameEmbedded, nameRedis), 0, false},
+	{"one caller alone, embedded, median of a pair, to two SQLite transactions and two echo calls", func(runs map[string][]run) float64 {
+		return ratio(median(runs[nameAlone], p50), median(runs[nameAloneBare], p50)+median(runs[nameAloneEcho], p50))
+	}, 1.3, true},
+}
+
+// compare measures everything that is installed, and prints two tables.
+func (l *lab) compare(ctx context.Context) error {
+	machine := l.machine()
+	all, err := l.candidates(ctx)
+	if err != nil {
+		return err
+	}
+	runs, err := rounds(ctx, all, l.rounds, l.length)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("Measured on %s: %d callers on %d connections, answers of %d bytes, medians of %d rounds of %v.\n\n",
+		machine, l.workers, l.connections, l.bodyBytes, l.rounds, l.length)
+	fmt.Println("| candidate | what one is | median | lowest – highest | p50 | p99 |")
+	fmt.Println("| --- | --- | --- | --- | --- | --- |")
+	for _, c := range all {
+		if of := runs[c.name]; len(of) > 0 {
+			low, high := of[0].perSecond, of[0].perSecond
+			for _, r := range of {
+				low, high = min(low, r.perSecond), max(high, r.perSecond)
+			}
+			fmt.Printf("| %s | %s | %.0f %s | %.0f – %.0f | %s | %s |\n",
+				c.name, c.what, median(of, perSecond), c.unit, low, high, inMillis(median(of, p50)), inMillis(median(of, p99)))
+		}
+	}
+	fmt.Println("\n| ratio | measured | target | |")
+	fmt.Println("| --- | --- | --- | --- |")
+	for _, t := range targets {
+		if got := t.ratio(runs); got > 0 {
+			fmt.Printf("| %s | %.2f | %s |\n", t.what, got, t.verdict(got))
+		} else {
+			fmt.Printf("| %s | not measured | %s |\n", t.what, t.verdict(got))
+		}
+	}
+	return nil
+}
+
+// verdict is what is wanted, and whether it is so.
+func (t *target) verdict(got float64) string {
+	switch {
+	case t.want == 0:
+		return "none | "
+	case got == 0 && t.atMost:
+		return fmt.Sprintf("at most %g | ", t.want)
+	case got == 0:
+		return fmt.Sprintf("%g | ", t.want)
+	case t.atMost && got <= t.want:
+		return fmt.Sprintf("at most %g | met", t.want)
+	case t.atMost:
+		return fmt.Sprintf("at most %g | **missed**", t.want)
+	case got >= t.want:
+		return fmt.Sprintf("%g | met", t.want)
+	default:
+		return fmt.Sprintf("%g | **missed**", t.want)
+	}
+}
+
+func inMillis(seconds float64) string { return fmt.Sprintf("%.2f ms", seconds*1000) }
+
+// candidates starts everything, and returns what there is to measure. What is not installed is said, and left out.
+func (l *lab) candidates(ctx context.Context) ([]*candidate, error) {
+	embedded, err := l.startDaemon(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	conns, err := l.dial(embedded.addr, l.connections)
+	if err != nil {
+		return nil, err
+	}
+	clients := ledgerClients(conns)
+	size, err := messageSizes(ctx, clients[0], l.bodyBytes)
+	if err != nil {
+		return nil, err
+	}
+	echoConns, err := l.startEcho(ctx)
+	if err != nil {
+		return nil, err
+	}
+	pair := [][2]int{{size.begin, size.granted}, {size.complete, size.completed}}
+	streamed, err := streamedEchoes(ctx, echoConns, pair...)
+	if err != nil {
+		return nil, err
+	}
+	replay, err := replays(ctx, clients, l.bodyBytes)
+	if err != nil {
+		return nil, err
+	}
+	bare, err := l.bareSQLite(ctx)
+	if err != nil {
+		return nil, err
+	}
+	pairOf := fmt.Sprintf("requests of %d and %d bytes, answers of %d and %d", size.begin, size.complete, size.granted, size.completed)
+	out := []*candidate{
+		{nameEcho, "two unary calls: " + pairOf, unitPairs, l.workers, echoes(echoConns, pair...)},
+		{nameEmbedded, "Begin, Complete, synced", unitPairs, l.workers, pairs(clients, tenant, l.bodyBytes)},
+		{nameEchoStream, "the same two messages on a stream for each connection", unitPairs, l.workers, streamed},
+	}
+	more, err := l.databases(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out = append(out, more...)
+	return append(out,
+		&candidate{nameEchoReplay, fmt.Sprintf("a unary call: %d bytes, answer of %d", size.begin, size.replayed), unitCalls, l.workers,
+			echoes(echoConns, [2]int{size.begin, size.replayed})},
+		&candidate{nameReplay, "Begin of one of 1,000 settled keys", unitCalls, l.workers, replay},
+		&candidate{nameAloneEcho, "one caller: two unary calls", unitPairs, 1, echoes(echoConns, pair...)},
+		&candidate{nameAloneBare, "one caller, no daemon: two SQLite transactions, synced", unitPairs, 1, bare},
+		&candidate{nameAlone, "one caller: Begin, Complete, synced", unitPairs, 1, pairs(clients, tenant, l.bodyBytes)},
+	), nil
+}
+
+// databases are the candidates that need something installed.
+func (l *lab) databases(ctx context.Context) ([]*candidate, error) {
+	var out []*candidate
+	for _, engine := range []struct {
+		through, byHand string
+		start           func(context.Context, int) ([]string, error)
+	}{
+		{namePostgres, nameByHand, l.postgres},
+		{nameCockroach, nameByHandCRDB, l.cockroachDB},
+	} {
+		urls, err := engine.start(ctx, 2)
+		if errors.Is(err, errMissing) {
+			fmt.Fprintln(os.Stderr, "left out:", err)
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		d, err := l.startDaemon(ctx, urls[0])
+		if err != nil {
+			return nil, err
+		}
+		conns, err := l.dial(d.addr, l.connections)
+		if err != nil {
+			return nil, err
+		}
+		byHand, err := l.handWritten(ctx, urls[1])
+		if err != nil {
+			return nil, err
+		}
+		out = append(out,
+			&candidate{engine.through, "Begin, Complete, synced", unitPairs, l.workers, pairs(ledgerClients(conns), tenant, l.bodyBytes)},
+			&candidate{engine.byHand, fmt.Sprintf("INSERT, UPDATE from the caller, %d connections, synced", l.pool), unitPairs, l.workers, byHand})
+	}
+	redis, err := l.redisPairs(ctx)
+	switch {
+	case errors.Is(err, errMissing):
+		fmt.Fprintln(os.Stderr, "left out:", err)
+	case err != nil:
+		return nil, err
+	default:
+		out = append(out, &candidate{nameRedis, "SET NX, then a Lua compare-and-set; a connection a caller, appendfsync always", unitPairs, l.workers, redis})
+	}
+	return out, nil
+}

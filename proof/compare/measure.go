@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+func processors() int { return runtime.GOMAXPROCS(0) }
+
+// candidate is something that is measured.
+type candidate struct {
+	name string
+	what string // in a line of the table
+	unit string // what step does one of
+	// workers is how many callers at once.
+	workers int
+	// step does it once, for a worker. It is called from that worker's goroutine only.
+	step func(ctx context.Context, worker int) error
+}
+
+// Units.
+const (
+	unitPairs = "pairs/s"
+	unitCalls = "calls/s"
+)
+
+// run is one measurement of a candidate. Lengths are in seconds.
+type run struct {
+	perSecond, p50, p99 float64
+}
+
+// settle is how long a candidate runs before it is measured: connections, caches and the processor's clock come to rest.
+const settle = 300 * time.Millisecond
+
+// measure runs a candidate in a closed loop. What a step is told is checked by the step; one that fails ends the measurement.
+func (c *candidate) measure(ctx context.Context, length time.Duration) (run, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var measured, over atomic.Bool
+	lengths := make([]*hdrhistogram.Histogram, c.workers)
+	var workers sync.WaitGroup
+	for w := range c.workers {
+		h := hdrhistogram.New(1, time.Minute.Microseconds(), 3)
+		lengths[w] = h
+		workers.Go(func() {
+			for !over.Load() && ctx.Err() == nil {
+				begun := time.Now()
+				if err := c.step(ctx, w); err != nil {
+					cancel(fmt.Errorf("%s: %w", c.name, err))
+					return
+				}
+				if measured.Load() && !over.Load() {
+					_ = h.RecordValue(max(time.Since(begun).Microseconds(), 1))
+				}
+			}
+		})
+	}
+	wait(ctx, settle)
+	begun := time.Now()
+	measured.Store(true)
+	wait(ctx, length)
+	over.Store(true)
+	took := time.Since(begun)
+	workers.Wait()
+	if err := context.Cause(ctx); err != nil {
+		return run{}, err
+	}
+	all := lengths[0]
+	for _, h := range lengths[1:] {
+		all.Merge(h)
+	}
+	if all.TotalCount() == 0 {
+		return run{}, fmt.Errorf("%s: nothing was done in %v", c.name, length)
+	}
+	return run{
+		perSecond: float64(all.TotalCount()) / took.Seconds(), p50: float64(all.ValueAtQuantile(50)) / 1e6, p99: float64(all.ValueAtQuantile(99)) / 1e6,
+	}, nil
+}
+
+// wait waits, or until ctx ends.
+func wait(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+}
+
+// rounds measures all candidates, one after the other, so many times. A candidate that fails is left out from then on, and said.
+func rounds(ctx context.Context, all []*candidate, n int, length time.Duration) (map[string][]run, error) {
+	runs := map[string][]run{}
+	failed := map[string]bool{}
+	for round := range n {
+		for _, c := range all {
+			if failed[c.name] {
+				continue
+			}
+			r, err := c.measure(ctx, length)
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			if err != nil {
+				fmt.Fprintln(os.Stderr, "left out:", err)
+				failed[c.name] = true
+				delete(runs, c.name)
+				continue
+			}
+			fmt.Fprintf(os.Stderr, "round %d of %d: %-28s %9.0f %s\n", round+1, n, c.name, r.perSecond, c.unit)
+			runs[c.name] = append(runs[c.name], r)
+		}
+	}
+	if len(runs) == 0 {
+		return nil, errors.New("nothing could be measured")
+	}
+	return runs, nil
+}
+
+// median of what of returns of each run; 0 for none.
+func median(runs []run, of func(run) float64) float64 {
+	if len(runs) == 0 {
+		return 0
+	}
+	values := make([]float64, 0, len(runs))
+	for _, r := range runs {
+		values = append(values, of(r))
+	}
+	return medianOf(values)
+}
+
+func medianOf(values []float64) float64 {
+	slices.Sort(values)
+	middle := len(values) / 2
+	if len(values)%2 == 1 {
+		return values[middle]
+	}
+	return (values[middle-1] + values[middle]) / 2
+}
+
+func perSecond(r run) float64 { return r.perSecond }
+func p50(r run) float64       { return r.p50 }
+func p99(r run) float64       { return r.p99 }

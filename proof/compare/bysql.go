@@ -102,6 +102,7 @@ func (l *lab) bareSQLite(ctx context.Context) (func(context.Context, int) error,
 	if err != nil {
 		return nil, err
 	}
+	l.atEnd(func() { _, _ = begin.Close(), complete.Close() })
 	return func(ctx context.Context, _ int) error {
 		key := uuid.New()
 		hash := sha256.Sum256(key[:])

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -225,7 +224,7 @@ func (l *lab) cockroachDB(ctx context.Context, databases int) ([]string, error) 
 		if err := execute(ctx, server.PGURL().String(), "CREATE DATABASE "+name); err != nil {
 			return nil, err
 		}
-		u := url.URL(*server.PGURL())
+		u := *server.PGURL()
 		u.Path = "/" + name
 		urls = append(urls, u.String())
 	}

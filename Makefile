@@ -106,6 +106,20 @@ SEEDS ?= 1000
 sim: ## long: whole worlds on virtual time, SEEDS of them, watched by an auditor
 	SIM_SEEDS=$(SEEDS) go test -v -count=1 -timeout 24h -run TestWorlds ./proof/sim
 
+# How long to soak.
+DURATION ?= 1h
+
+.PHONY: soak
+soak: ## long: the daemon at half load for DURATION; says whether memory, goroutines, file handles and latency stay flat
+	SOAK=$(DURATION) go test -v -count=1 -timeout 0 -run TestSoak ./proof/load
+
+# How many entries come and go in each hour of the simulated day.
+ENTRIES ?= 42000
+
+.PHONY: day
+day: ## long: a simulated day in which ENTRIES are begun, swept and forgotten every hour, and what 5,000 waiters cost a Complete
+	DAY_ENTRIES=$(ENTRIES) go test -v -count=1 -timeout 24h -run TestC22 -bench C21 -benchtime 20000x ./proof/load
+
 .PHONY: mutants
 mutants: ## long: break the code on purpose, one fault at a time; a test must notice each
 	go run ./proof/mutants $(MUTANTS)

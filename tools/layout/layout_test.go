@@ -53,6 +53,7 @@ var allowed = map[string][]string{
 		"clientlib", "gen/...", "google.golang.org/...", "github.com/google/uuid", "github.com/HdrHistogram/hdrhistogram-go",
 	},
 	"proof/daemon":       {"google.golang.org/grpc/..."},
+	"proof/load":         {},
 	"proof/linear":       {},
 	"proof/sim":          {},
 	"proof/model":        {},

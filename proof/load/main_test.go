@@ -1,0 +1,17 @@
+package load
+
+import (
+	"os"
+	"testing"
+
+	"github.com/idemd/idemd/proof/daemon"
+)
+
+// program is the real one.
+var program daemon.Program
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	program.Remove()
+	os.Exit(code)
+}

@@ -63,6 +63,7 @@ type Caller struct {
 // context's error; after the latter the same call may be resent blindly.
 type Ledger struct {
 	store    Store
+	recall   func(ScopeID) (Reading, bool)
 	daemon   string
 	clamp    Clamp
 	secret   *Secret
@@ -99,6 +100,10 @@ func New(ctx context.Context, cfg Config) (*Ledger, error) {
 	l := &Ledger{
 		store: cfg.Store, daemon: cfg.Daemon, clamp: cfg.Clamp, secret: secret, log: cfg.Logger, observer: cfg.Observer,
 		drained: make(chan struct{}),
+	}
+	l.recall = func(ScopeID) (Reading, bool) { return Reading{}, false }
+	if r, ok := cfg.Store.(Recaller); ok {
+		l.recall = r.Recall
 	}
 	if l.daemon == "" {
 		l.daemon = randomName()
@@ -234,7 +239,8 @@ func (l *Ledger) carryOut(ctx context.Context, scope ScopeID, req Request, env E
 	l.calls.Add(1)
 	defer l.calls.Add(-1)
 	d := decided{since: l.presence.seen()}
-	if w := Speculate(req, env); w != nil {
+	seen := l.replayable(scope, req)
+	if w := Speculate(req, env); w != nil && seen == nil {
 		done, err := l.write(ctx, w, &d)
 		if done {
 			d.verdict = speculated(req, w)
@@ -243,7 +249,6 @@ func (l *Ledger) carryOut(ctx context.Context, scope ScopeID, req Request, env E
 			return d, err
 		}
 	}
-	var seen *Reading
 	for try := 0; ; try++ {
 		if seen == nil {
 			reading, err := l.get(ctx, scope)
@@ -277,6 +282,18 @@ func (l *Ledger) carryOut(ctx context.Context, scope ScopeID, req Request, env E
 			return d, err
 		}
 	}
+}
+
+// replayable is the entry that a Begin is about, if it is known to be there without asking the store: most often it is settled, and the answer is all that
+// the caller wants.
+func (l *Ledger) replayable(scope ScopeID, req Request) *Reading {
+	if _, begin := req.(BeginDecision); !begin {
+		return nil
+	}
+	if reading, ok := l.recall(scope); ok {
+		return &reading
+	}
+	return nil
 }
 
 // speculated is the verdict that goes with a one-round-trip write.

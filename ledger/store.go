@@ -34,6 +34,14 @@ type Store interface {
 	Margin() time.Duration
 }
 
+// Recaller is a Store that has some entries at hand without asking its disk.
+type Recaller interface {
+	Store
+	// Recall is what Get would answer at this moment, durable as that, without waiting for anything. ok is false where the entry is not at hand, which
+	// says nothing about it. Unlike Get's, the entry is shared: the caller must not change it.
+	Recall(scope ScopeID) (reading Reading, ok bool)
+}
+
 // The classes of store errors.
 var (
 	// ErrUnavailable: the store could not do it and certainly did not.

@@ -56,4 +56,6 @@ func watchEmbedded(n numbers[sqlitestore.Stats]) {
 	n.gauge("idemd_embedded_queued_writes", "Writes that wait for their turn now.", func(s sqlitestore.Stats) float64 { return float64(s.Queued) })
 	n.gauge("idemd_embedded_log_bytes", "The size of the write-ahead log. It grows while a backup runs, or while a shell has a transaction open on the file.",
 		func(s sqlitestore.Stats) float64 { return float64(s.LogBytes) })
+	n.counter("idemd_embedded_recalled_total", "Replays that were answered from memory.", func(s sqlitestore.Stats) float64 { return float64(s.Recalled) })
+	n.gauge("idemd_embedded_remembered_bytes", "Memory that answers for replays take.", func(s sqlitestore.Stats) float64 { return float64(s.RememberedBytes) })
 }

@@ -18,6 +18,8 @@ const (
 	DefaultCheckBytes = 256 << 20
 	// DefaultReaders is how many reads run at a time; further ones wait for a turn.
 	DefaultReaders = 8
+	// DefaultMemoryBytes is room for some twenty thousand answers of ordinary size.
+	DefaultMemoryBytes = 32 << 20
 )
 
 // Config is all that [Open] wants to know.
@@ -38,6 +40,8 @@ type Config struct {
 	CheckBytes int64
 	// Readers is how many reads run at a time. Zero: DefaultReaders.
 	Readers int
+	// MemoryBytes is how many bytes of settled entries are kept in memory, for replays. Zero: DefaultMemoryBytes.
+	MemoryBytes int64
 }
 
 // Validate says what is wrong with c.
@@ -51,6 +55,9 @@ func (c Config) Validate() error {
 	}
 	if c.Readers < 0 || c.Readers > 256 {
 		errs = append(errs, fmt.Errorf("the number of readers (Readers) must be 0 to 256, is %d", c.Readers))
+	}
+	if c.MemoryBytes < 0 {
+		errs = append(errs, fmt.Errorf("MemoryBytes: must not be negative, is %d", c.MemoryBytes))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("sqlitestore: config: %w", err)
@@ -67,6 +74,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Readers == 0 {
 		c.Readers = DefaultReaders
+	}
+	if c.MemoryBytes == 0 {
+		c.MemoryBytes = DefaultMemoryBytes
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

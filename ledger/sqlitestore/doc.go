@@ -23,6 +23,12 @@
 // commit's sync failed. A write that the schema refuses fails alone: its batch is run again with a savepoint around each write. After a
 // commit of unknown outcome the next batch writes in any case, over the frames of the failed one, which ends the doubt: it did not happen.
 //
+// # Replays
+//
+// A settled entry that was read is kept in memory, up to [Config.MemoryBytes] in all, so that an answer that is asked for again and again costs no
+// reading of the file ([Store.Recall]). What is kept was committed, is dropped before whatever changes it is committed, and is judged by the store's clock
+// each time.
+//
 // # Durability
 //
 // journal_mode=WAL, synchronous=FULL: each commit syncs the log. A reader sees a commit only after that sync. This is so by the order

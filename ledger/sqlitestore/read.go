@@ -58,21 +58,51 @@ func (s *Store) read(ctx context.Context, doing string, do func(c *connection) e
 
 // Get implements [ledger.Store].
 func (s *Store) Get(ctx context.Context, scope ledger.ScopeID) (ledger.Reading, error) {
-	var e *ledger.Entry
+	var e, kept *ledger.Entry
+	var size int64
+	epoch := s.memory.before()
 	err := s.read(ctx, "get", func(c *connection) error {
 		// Not interruptible: it is one row, and watching a context costs as much as reading it.
 		return c.query(context.Background(), selectEntry, []driver.Value{scope[:]}, func(row []driver.Value) (err error) {
-			if e, err = scanEntry(row); err != nil {
+			if e, err = scanWhole(row); err != nil {
 				return err
 			}
-			return scanBlobs(e, row[entryColumnCount:])
+			if size = s.memory.sizeOf(e, row[entryColumnCount:]...); size > 0 {
+				kept, err = scanWhole(row) // of its own: the caller owns the other
+			}
+			return err
 		})
 	})
 	if err != nil {
 		return ledger.Reading{}, err
 	}
+	if kept != nil {
+		s.memory.remember(epoch, kept, size)
+	}
 	// After the row, so that no stamp in it is later.
 	return ledger.Reading{Entry: e, Now: s.clock.now()}, nil
+}
+
+// Recall implements [ledger.Recaller].
+func (s *Store) Recall(scope ledger.ScopeID) (ledger.Reading, bool) {
+	e := s.memory.recall(scope)
+	if e == nil {
+		return ledger.Reading{}, false
+	}
+	select {
+	case <-s.queue.closing:
+		return ledger.Reading{}, false
+	default:
+		return ledger.Reading{Entry: e, Now: s.clock.now()}, true
+	}
+}
+
+func scanWhole(row []driver.Value) (*ledger.Entry, error) {
+	e, err := scanEntry(row)
+	if err == nil {
+		err = scanBlobs(e, row[entryColumnCount:])
+	}
+	return e, err
 }
 
 // Page implements [ledger.Store].
@@ -92,10 +122,11 @@ func (s *Store) Page(ctx context.Context, q ledger.PageQuery) (ledger.Page, erro
 				page.More = true
 				return nil
 			}
-			e, err := scanEntry(row)
-			if err == nil && !q.Lean {
-				err = scanBlobs(e, row[entryColumnCount:])
+			scan := scanWhole
+			if q.Lean {
+				scan = scanEntry
 			}
+			e, err := scan(row)
 			page.Entries = append(page.Entries, e)
 			return err
 		})

@@ -26,13 +26,17 @@ type Store struct {
 	writer  *writer
 	log     *walKeeper
 	readers chan *connection
+	memory  *memory
 	schema  int64
 
 	closeOnce sync.Once
 	closeErr  error
 }
 
-var _ ledger.Store = (*Store)(nil)
+var (
+	_ ledger.Store    = (*Store)(nil)
+	_ ledger.Recaller = (*Store)(nil)
+)
 
 // Pragmas of every connection, and of the writer's besides. Sizes of caches are in KiB.
 var (
@@ -82,7 +86,7 @@ func open(ctx context.Context, cfg Config, on machine) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{cfg: cfg, lock: lock, queue: newQueue(), readers: make(chan *connection, cfg.Readers)}
+	s := &Store{cfg: cfg, lock: lock, queue: newQueue(), readers: make(chan *connection, cfg.Readers), memory: newMemory(cfg.MemoryBytes)}
 	if err := s.open(ctx, dir, on); err != nil {
 		return nil, errors.Join(err, s.release())
 	}
@@ -115,7 +119,7 @@ func (s *Store) open(ctx context.Context, dir string, on machine) error {
 	// fdatasync makes a commit as durable as fsync does and saves the file's timestamps their own turn through the file system's journal.
 	// The switch is the process's: nothing else in a daemon uses SQLite. Where there is no fdatasync, fsync it stays.
 	_, _ = sqlite.Fdatasync(true)
-	s.writer = &writer{queue: s.queue, logger: s.cfg.Logger, seals: s.seals}
+	s.writer = &writer{queue: s.queue, logger: s.cfg.Logger, seals: s.seals, memory: s.memory}
 	if s.writer.conn, err = openConnection(ctx, path, s.vfs, "rwc", slices.Concat([]string{"page_size = 4096"}, commonPragmas)...); err != nil {
 		return unreadable(path, err)
 	}
@@ -342,6 +346,9 @@ type Stats struct {
 	LogEmptied int64
 	// ClockAlarms is how often the wall clock was seen to be stepped.
 	ClockAlarms int64
+	// Recalled is how many readings were answered from memory, RememberedBytes how much of it is in use.
+	Recalled        int64
+	RememberedBytes int64
 }
 
 // Stats returns the store's numbers.
@@ -352,5 +359,6 @@ func (s *Store) Stats() Stats {
 		Batches: c.batches.Load(), Writes: c.writes.Load(), LargestBatch: c.largestBatch.Load(),
 		CommitTime: time.Duration(c.commitNanos.Load()), CommitFailures: c.commitFailures.Load(), RedoneBatches: c.redone.Load(),
 		LogBytes: s.log.bytes.Load(), LogEmptied: s.log.emptied.Load(), ClockAlarms: s.ClockAlarms(),
+		Recalled: s.memory.recalled.Load(), RememberedBytes: s.memory.held(),
 	}
 }

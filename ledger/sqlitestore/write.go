@@ -159,6 +159,7 @@ func (w *writer) insert(p *prepared, now ledger.Time) (ledger.Written, error) {
 }
 
 func (w *writer) replace(p *prepared, row *guarded, next *ledger.Entry) error {
+	w.memory.forget(p.Scope)
 	values := append(entryValues(next, p.fingerprints, p.answer, p.history), row.id)
 	if _, err := w.conn.exec(updateEntry, values...); err != nil {
 		return err
@@ -252,6 +253,7 @@ func (w *writer) forget(rows []ledger.Row) (int, error) {
 		if row == nil || row.entry.Incarnation != rows[i].Incarnation || row.entry.Revision != rows[i].Revision {
 			continue
 		}
+		w.memory.forget(rows[i].Scope)
 		if _, err := w.conn.exec(deleteEntry, row.id); err != nil {
 			return 0, err
 		}

@@ -26,6 +26,7 @@ type writer struct {
 	logger *slog.Logger
 	log    *walKeeper
 	seals  *seals
+	memory *memory
 	stats  counters
 
 	// ghost: a COMMIT failed so that its frames may lie in the log behind the last good commit. No reader of this process sees them, but
@@ -113,6 +114,7 @@ func (w *writer) commit(batch []*job) {
 		clear(errs)
 		err = w.transact(batch, errs, true)
 	}
+	w.memory.ended() // before anybody is told: what they read next must be theirs
 	w.failed.Store(err != nil)
 	for i, j := range batch {
 		if err != nil {

@@ -244,7 +244,7 @@ func newLogger(out io.Writer, s *settings) *slog.Logger {
 	levels := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
 	options := &slog.HandlerOptions{Level: levels[s.logLevel.value]}
 	if s.logFormat.value == formJSON {
-		return slog.New(slog.NewJSONHandler(out, options))
+		return slog.New(withoutRepeats(slog.NewJSONHandler(out, options)))
 	}
-	return slog.New(slog.NewTextHandler(out, options))
+	return slog.New(withoutRepeats(slog.NewTextHandler(out, options)))
 }

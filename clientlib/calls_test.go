@@ -17,7 +17,7 @@ import (
 // The calls themselves, for callers that guard by hand: every one may be resent.
 func TestC13_CallsByHand(t *testing.T) {
 	ledger := idemtest.New(t)
-	client := ledger.Client(clientlib.Config{})
+	client := clientOf(t, ledger)
 	asked := bytesOf("a")
 	begin := &idemv1.BeginRequest{
 		Ref: &idemv1.EntryRef{Operation: ref.Operation, Key: ref.Key}, AttemptId: uuid.NewString(),

@@ -21,7 +21,8 @@ import (
 type Client struct {
 	config    Config
 	ledger    idemv1.LedgerServiceClient
-	conn      io.Closer // nil where the connection is the caller's
+	sessions  *sessionLedger // nil where calls are made by themselves
+	conn      io.Closer      // nil where the connection is the caller's
 	telemetry *telemetry
 
 	// outcomes is for what must be told, and spare for what only tidies up, in the background. Close ends spare early.
@@ -56,6 +57,10 @@ func New(config Config) (*Client, error) {
 		conn, c.conn = dialled, dialled
 	}
 	c.ledger = idemv1.NewLedgerServiceClient(conn)
+	if config.Sessions > 0 {
+		c.sessions = newSessionLedger(c.ledger, config.Sessions, config.TryTimeout)
+		c.ledger = c.sessions
+	}
 	c.outcomes, c.endOutcomes = context.WithCancel(context.Background())
 	c.spare, c.endSpare = context.WithCancel(context.Background())
 	return c, nil
@@ -103,6 +108,9 @@ func (c *Client) Close() error {
 	c.endSpare()
 	c.endOutcomes()
 	<-c.idle
+	if c.sessions != nil {
+		c.sessions.close()
+	}
 	var err error
 	if c.conn != nil {
 		err = c.conn.Close()
@@ -182,7 +190,7 @@ func (r Ref) proto() *idemv1.EntryRef {
 
 // The calls below are those of LedgerService, resent until they are answered, ctx ends, or Config.LedgerTimeout (and the wait
 // that a Begin asks for) is over. Every one may be resent blindly, by the ledger's contract, so a lost reply costs time and
-// nothing else. Their errors are [*Error] values.
+// nothing else. Their errors are [*Error] values. As with gRPC itself, a request must not be changed once it was given away.
 
 // Begin asks for the claim on an entry. An empty attempt id is filled in with a fresh one, in a copy, and is the same on all
 // resends.

@@ -42,6 +42,14 @@ type Config struct {
 	// Holder says who we are, to people who look at an entry. At most 255 characters. Default: host name and process id.
 	Holder string
 
+	// Sessions is over how many streams of LedgerService.Session calls are spread. Set it where dozens of calls are under way at
+	// once: each is cheaper then. 1 is enough for most, 0 makes each call by itself, and at most there are 64. It changes nothing
+	// else, with these exceptions: of the metadata in a call's context only x-request-id goes with it, so credentials have to be
+	// PerRPCCredentials or the connection's, and unary interceptors of the connection do not see it. A call goes by itself all
+	// the same while no stream is open, which nobody waits for, where the ledger does not know sessions, and where it is over
+	// 64 KiB. Default: 0.
+	Sessions int
+
 	// LedgerTimeout is how long Begin is tried, in all, before the ledger counts as out of reach; the time that it waits for
 	// another's claim comes on top. The caller's deadline ends it earlier. Default: 10 s.
 	LedgerTimeout time.Duration
@@ -84,6 +92,8 @@ func (c Config) Validate() error {
 		return invalidConfig("Config.Holder has more than 255 characters, or is not UTF-8")
 	case c.MaxMessageBytes != 0 && c.MaxMessageBytes < minMessageBytes:
 		return invalidConfig("Config.MaxMessageBytes must be %d or more, for what goes with a body", minMessageBytes)
+	case c.Sessions < 0 || c.Sessions > MaxSessions:
+		return invalidConfig("Config.Sessions must be from 0 to %d", MaxSessions)
 	case c.MaxBackground < 0:
 		return invalidConfig("Config.MaxBackground must not be negative")
 	}

@@ -34,7 +34,7 @@ func counted(effects *int, answer string) clientlib.Work {
 
 func TestC10_ALostReplyOfBeginIsNoGrantLost(t *testing.T) {
 	ledger := idemtest.New(t)
-	client := ledger.Client(clientlib.Config{})
+	client := clientOf(t, ledger)
 	ledger.LoseReplies("Begin", 2)
 	effects := 0
 	result, err := client.Do(t.Context(), ref, bytesOf("a"), counted(&effects, "x"), clientlib.Options{Abandoned: clientlib.Refuse()})
@@ -45,7 +45,7 @@ func TestC10_ALostReplyOfBeginIsNoGrantLost(t *testing.T) {
 
 func TestC12_ALostReplyOfCompleteIsSuccess(t *testing.T) {
 	ledger := idemtest.New(t)
-	client := ledger.Client(clientlib.Config{})
+	client := clientOf(t, ledger)
 	ledger.LoseReplies("Complete", 3)
 	effects := 0
 	for _, want := range []clientlib.Outcome{clientlib.Executed, clientlib.Replayed} {
@@ -61,7 +61,7 @@ func TestC12_ALostReplyOfCompleteIsSuccess(t *testing.T) {
 
 func TestC14_CompleteFailsThreeTimes(t *testing.T) {
 	ledger := idemtest.New(t)
-	client := ledger.Client(clientlib.Config{})
+	client := clientOf(t, ledger)
 	ledger.LoseRequests("Complete", 3)
 	effects := 0
 	for _, want := range []clientlib.Outcome{clientlib.Executed, clientlib.Replayed} {
@@ -98,7 +98,7 @@ func TestC14_ARetryWhileTheOutcomeIsOnItsWayIsInProgress(t *testing.T) {
 
 func TestC15_TheCallerGoesAwayAfterTheEffect(t *testing.T) {
 	ledger := idemtest.New(t)
-	client := ledger.Client(clientlib.Config{})
+	client := clientOf(t, ledger)
 	ctx, cancel := context.WithCancel(t.Context())
 	_, _ = client.Do(ctx, ref, bytesOf("a"), func(context.Context, clientlib.Claim) (clientlib.Response, error) {
 		cancel()
@@ -111,7 +111,7 @@ func TestC15_TheCallerGoesAwayAfterTheEffect(t *testing.T) {
 
 func TestACallerThatLeavesBeforeTheWorkLeavesNoDoubt(t *testing.T) {
 	ledger := idemtest.New(t)
-	client := ledger.Client(clientlib.Config{})
+	client := clientOf(t, ledger)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	ledger.LoseReplies("Begin", 1) // granted, and the caller's time is up before the resend
@@ -123,7 +123,7 @@ func TestACallerThatLeavesBeforeTheWorkLeavesNoDoubt(t *testing.T) {
 	if err := client.Close(); err != nil {
 		t.Error(err)
 	}
-	again := ledger.Client(clientlib.Config{})
+	again := clientOf(t, ledger)
 	result, err := again.Do(t.Context(), ref, bytesOf("a"), counted(&effects, "x"), clientlib.Options{Abandoned: clientlib.Refuse()})
 	if err != nil || result.Outcome != clientlib.Executed {
 		t.Errorf("%+v %v", result, err)
@@ -132,7 +132,7 @@ func TestACallerThatLeavesBeforeTheWorkLeavesNoDoubt(t *testing.T) {
 
 func TestC02_AHeartbeatLearnsThatTheClaimIsLost(t *testing.T) {
 	ledger := idemtest.New(t)
-	a, b := ledger.Client(clientlib.Config{}), ledger.Client(clientlib.Config{})
+	a, b := clientOf(t, ledger), ledger.Client(clientlib.Config{})
 	effects := 0
 	result, err := a.Do(t.Context(), ref, bytesOf("a"), func(ctx context.Context, claim clientlib.Claim) (clientlib.Response, error) {
 		ledger.LapseLease(ref)
@@ -156,7 +156,7 @@ func TestC02_AHeartbeatLearnsThatTheClaimIsLost(t *testing.T) {
 
 func TestC02_WithoutAnAnswerTheCallerIsToldToAskAgain(t *testing.T) {
 	ledger := idemtest.New(t)
-	a, b := ledger.Client(clientlib.Config{}), ledger.Client(clientlib.Config{})
+	a, b := clientOf(t, ledger), ledger.Client(clientlib.Config{})
 	var running sync.WaitGroup
 	finish := make(chan struct{})
 	_, err := a.Do(t.Context(), ref, bytesOf("a"), func(ctx context.Context, _ clientlib.Claim) (clientlib.Response, error) {
@@ -189,7 +189,7 @@ func TestC02_WithoutAnAnswerTheCallerIsToldToAskAgain(t *testing.T) {
 func TestC74_TheLedgerIsAwayForLongerThanALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ledger := idemtest.New(t)
-		client := ledger.Client(clientlib.Config{})
+		client := clientOf(t, ledger)
 		effects := 0
 		options := clientlib.Options{Abandoned: clientlib.Rerun(), Lease: 10 * time.Second}
 		result, err := client.Do(t.Context(), ref, bytesOf("a"), func(ctx context.Context, _ clientlib.Claim) (clientlib.Response, error) {
@@ -209,7 +209,7 @@ func TestC74_TheLedgerIsAwayForLongerThanALease(t *testing.T) {
 		ledger.Advance(time.Minute)
 		ledger.FindStore()
 		// A rival that comes at once is not granted: holders come back first.
-		if _, err := ledger.Client(clientlib.Config{}).Do(t.Context(), ref, bytesOf("a"), counted(&effects, "y"), options); err != nil && !errors.Is(err, clientlib.ErrInProgress) {
+		if _, err := clientOf(t, ledger).Do(t.Context(), ref, bytesOf("a"), counted(&effects, "y"), options); err != nil && !errors.Is(err, clientlib.ErrInProgress) {
 			t.Error(err)
 		}
 		<-time.After(20 * time.Second)
@@ -244,7 +244,7 @@ func abandon(t testing.TB, client *clientlib.Client) {
 
 func TestRefuse(t *testing.T) {
 	ledger := idemtest.New(t)
-	client := ledger.Client(clientlib.Config{})
+	client := clientOf(t, ledger)
 	abandon(t, client)
 	effects := 0
 	refuse := clientlib.Options{Abandoned: clientlib.Refuse()}
@@ -299,7 +299,7 @@ func TestRecover(t *testing.T) {
 	} {
 		for _, held := range []bool{false, true} {
 			ledger := idemtest.New(t)
-			client := ledger.Client(clientlib.Config{})
+			client := clientOf(t, ledger)
 			if held {
 				policy := &idemv1.Policy{Tenant: "*", Operation: "*", OnAbandoned: idemv1.OnAbandoned_ON_ABANDONED_HOLD}
 				if _, err := ledger.Admin().PutPolicy(t.Context(), &idemv1.PutPolicyRequest{Policy: policy}); err != nil {
@@ -332,7 +332,7 @@ var errDeclined = errors.New("declined")
 
 func TestClientRecover(t *testing.T) {
 	ledger := idemtest.New(t)
-	client := ledger.Client(clientlib.Config{})
+	client := clientOf(t, ledger)
 	if _, err := client.Recover(t.Context(), ref, nil); err == nil {
 		t.Error("no hook")
 	}
@@ -352,7 +352,7 @@ func TestClientRecover(t *testing.T) {
 
 func TestWaitingEndsWithTheAnswer(t *testing.T) {
 	ledger := idemtest.New(t)
-	client := ledger.Client(clientlib.Config{})
+	client := clientOf(t, ledger)
 	var waiting sync.WaitGroup
 	effects := 0
 	_, err := client.Do(t.Context(), ref, bytesOf("a"), func(context.Context, clientlib.Claim) (clientlib.Response, error) {
@@ -382,7 +382,7 @@ func TestWaitingEndsWithTheAnswer(t *testing.T) {
 
 func TestSelfTest(t *testing.T) {
 	ledger := idemtest.New(t)
-	client := ledger.Client(clientlib.Config{})
+	client := clientOf(t, ledger)
 	if err := client.SelfTest(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -397,7 +397,7 @@ func TestSelfTest(t *testing.T) {
 func TestFailOpenTellsTheLedgerLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ledger := idemtest.New(t)
-		client := ledger.Client(clientlib.Config{})
+		client := clientOf(t, ledger)
 		ledger.GoAway()
 		effects := 0
 		options := clientlib.Options{Abandoned: clientlib.Refuse(), FailOpen: true}
@@ -420,7 +420,7 @@ func TestFailOpenTellsTheLedgerLater(t *testing.T) {
 
 func TestACallThatWasNeverMadeLeavesNoTrace(t *testing.T) {
 	ledger := idemtest.New(t)
-	client := ledger.Client(clientlib.Config{})
+	client := clientOf(t, ledger)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	effects := 0
@@ -436,7 +436,7 @@ func TestACallThatWasNeverMadeLeavesNoTrace(t *testing.T) {
 func TestFailOpenLeavesTimeForTheWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ledger := idemtest.New(t)
-		client := ledger.Client(clientlib.Config{})
+		client := clientOf(t, ledger)
 		ledger.GoAway()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
@@ -452,7 +452,7 @@ func TestFailOpenLeavesTimeForTheWork(t *testing.T) {
 // What no message can carry is refused by its rule at once, and not taken for a ledger that is away.
 func TestANameThatIsNotUTF8IsRefused(t *testing.T) {
 	ledger := idemtest.New(t)
-	client := ledger.Client(clientlib.Config{})
+	client := clientOf(t, ledger)
 	for reason, ref := range map[clientlib.Reason]clientlib.Ref{
 		clientlib.ReasonInvalidKey: {Operation: "op", Key: "\xff"}, clientlib.ReasonInvalidOperation: {Operation: "\xff", Key: "k"},
 		clientlib.ReasonInvalidTenant: {Operation: "op", Key: "k", Tenant: "\xff"},
@@ -475,7 +475,7 @@ func TestANameThatIsNotUTF8IsRefused(t *testing.T) {
 // A report is not lost over text that no message can carry.
 func TestTextThatIsNotUTF8IsLeftOutOfReports(t *testing.T) {
 	ledger := idemtest.New(t)
-	client := ledger.Client(clientlib.Config{})
+	client := clientOf(t, ledger)
 	options := clientlib.Options{Abandoned: clientlib.Refuse()}
 	quoting := func(context.Context, clientlib.Claim) (clientlib.Response, error) {
 		return clientlib.Response{}, status.Error(codes.NotFound, "no user caf\xe9")
@@ -536,7 +536,7 @@ func TestAnOperatorSettlesWhileTheWorkRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, listens := range []bool{true, false} {
 			ledger := idemtest.New(t)
-			client := ledger.Client(clientlib.Config{})
+			client := clientOf(t, ledger)
 			result, err := client.Do(t.Context(), ref, bytesOf("a"), func(ctx context.Context, claim clientlib.Claim) (clientlib.Response, error) {
 				_, err := ledger.Admin().ResolveEntry(t.Context(), &idemv1.ResolveEntryRequest{
 					Ref: &idemv1.EntryRef{Operation: ref.Operation, Key: ref.Key}, Attempt: claim.Attempt, Reason: "it hangs", Force: true,
@@ -576,7 +576,7 @@ func TestTheWorksContextEndsWithTheWork(t *testing.T) {
 // runtime.Goexit, as t.FailNow calls it, gives the claim up as a panic does.
 func TestWorkThatLeavesByGoexitGivesTheClaimUp(t *testing.T) {
 	ledger := idemtest.New(t)
-	client := ledger.Client(clientlib.Config{})
+	client := clientOf(t, ledger)
 	var gone sync.WaitGroup
 	gone.Go(func() {
 		_, _ = client.Do(t.Context(), ref, bytesOf("a"), func(context.Context, clientlib.Claim) (clientlib.Response, error) {
@@ -593,7 +593,7 @@ func TestWorkThatLeavesByGoexitGivesTheClaimUp(t *testing.T) {
 func TestAHooksPanicGivesTheClaimUp(t *testing.T) {
 	for _, policy := range []idemv1.OnAbandoned{idemv1.OnAbandoned_ON_ABANDONED_RECLAIM, idemv1.OnAbandoned_ON_ABANDONED_HOLD} {
 		ledger := idemtest.New(t)
-		client := ledger.Client(clientlib.Config{})
+		client := clientOf(t, ledger)
 		if _, err := ledger.Admin().PutPolicy(t.Context(), &idemv1.PutPolicyRequest{
 			Policy: &idemv1.Policy{Tenant: "*", Operation: "*", OnAbandoned: policy},
 		}); err != nil {

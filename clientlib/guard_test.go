@@ -118,6 +118,7 @@ func TestConfig(t *testing.T) {
 		"a Conn or a Target":   {},
 		"TransportCredentials": {Target: "dns:///x"},
 		"must not be negative": {Target: "dns:///x", TransportCredentials: insecureCredentials(), TryTimeout: -1},
+		"from 0 to 64":         {Target: "dns:///x", TransportCredentials: insecureCredentials(), Sessions: 65},
 		"MaxMessageBytes":      {Target: "dns:///x", TransportCredentials: insecureCredentials(), MaxMessageBytes: 10},
 		"255 characters":       {Target: "dns:///x", TransportCredentials: insecureCredentials(), Holder: strings.Repeat("x", 256)},
 	} {

@@ -108,7 +108,7 @@ func (s *ledgerService) Session(stream grpc.BidiStreamingServer[idemv1.SessionRe
 		sessions: s.sessions, stream: stream, ctx: ctx, requestID: callOf(ctx).requestID,
 		calls: map[uint64]context.CancelFunc{}, room: make(chan struct{}, 1), wake: make(chan struct{}, 1),
 	}
-	err := one.serve()
+	err := one.stop(one.serve())
 	// Every handler has to have returned before this one does: who closes the store next must not pull it from anybody's hands.
 	cancel()
 	one.running.Wait()

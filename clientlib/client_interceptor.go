@@ -8,7 +8,6 @@ import (
 	"github.com/google/uuid"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/protobuf/proto"
 )
 
 // UnaryClientInterceptor makes the interceptor that makes calls of marked methods once. It stands outside a retry
@@ -211,7 +210,6 @@ func (c *clientCall) replay(result Result) (header, trailer metadata.MD, err err
 	if !ok {
 		return nil, nil, notAMessage("answer")
 	}
-	proto.Reset(answer)
 	return c.guard.decode(result, answer)
 }
 

@@ -5,15 +5,20 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/idemd/idemd/clientlib"
 	"github.com/idemd/idemd/clientlib/idemtest"
@@ -192,5 +197,124 @@ func TestTheLedgersOwnMethodsAreNotGuarded(t *testing.T) {
 	guard := clientlib.Guard{Ledger: client, Abandoned: clientlib.Rerun(), Files: protoregistry.GlobalFiles}
 	if list, err := guard.Guarded(); err == nil {
 		t.Errorf("it guards\n%s", list)
+	}
+}
+
+// What Guard.Methods says of one method stands in place of what the guard says of all.
+func TestAMethodHasRulesOfItsOwn(t *testing.T) {
+	s, ledger := guardedShop(t, func(g *clientlib.Guard) {
+		g.Abandoned, g.Lease = clientlib.Refuse(), time.Hour
+		g.Methods = map[string]clientlib.MethodGuard{charge: {
+			Abandoned: clientlib.Rerun(), Lease: 20 * time.Second, Wait: time.Minute, Classes: clientlib.Classes{codes.DataLoss: clientlib.FinalFailure},
+		}}
+	})
+	entry := func(method, key string) *idemv1.Entry {
+		return ledger.Entry(clientlib.Ref{Operation: strings.TrimPrefix(method, "/"), Key: key})
+	}
+	for method, want := range map[string]struct {
+		lease     time.Duration
+		condition idemv1.EntryCondition
+		effects   int64
+	}{
+		charge: {20 * time.Second, idemv1.EntryCondition_ENTRY_CONDITION_FAILED_FINAL, 2},
+		open:   {time.Hour, idemv1.EntryCondition_ENTRY_CONDITION_ABANDONED, 1},
+	} {
+		s.set(func(context.Context, string, proto.Message) (proto.Message, error) {
+			if got := entry(method, "k").GetAttempts()[0].GetLease().AsDuration(); got != want.lease {
+				t.Errorf("%s: the lease is %v", method, got)
+			}
+			return nil, status.Error(codes.DataLoss, "")
+		})
+		call(keyed(t, "k"), s.conn, method, s.request())
+		if got := entry(method, "k").GetCondition(); got != want.condition {
+			t.Errorf("%s: %v", method, got)
+		}
+		s.set(func(context.Context, string, proto.Message) (proto.Message, error) {
+			return nil, status.Error(codes.Unavailable, "")
+		})
+		before := s.effects.Load()
+		for range 2 {
+			call(keyed(t, "in doubt"), s.conn, method, s.request())
+		}
+		if ran := s.effects.Load() - before; ran != want.effects {
+			t.Errorf("%s: in doubt it ran %d times", method, ran)
+		}
+	}
+	// One waits for another's answer, and the other is told to come back.
+	for method, outcome := range map[string]string{charge: "replayed", open: "in-progress"} {
+		var waiting sync.WaitGroup
+		begun, finish := make(chan struct{}), make(chan struct{})
+		s.set(func(context.Context, string, proto.Message) (proto.Message, error) {
+			close(begun)
+			<-finish
+			return wrapperspb.String("done"), nil
+		})
+		waiting.Go(func() { call(keyed(t, "busy"), s.conn, method, s.request()) })
+		<-begun
+		var second called
+		answered := make(chan struct{})
+		waiting.Go(func() {
+			defer close(answered)
+			second = call(keyed(t, "busy"), s.conn, method, s.request())
+		})
+		if method == open {
+			<-answered // at once
+		}
+		close(finish)
+		waiting.Wait()
+		if second.outcome() != outcome {
+			t.Errorf("%s: %+v", method, second)
+		}
+	}
+}
+
+// A hook's answer has to be of the method's type, or a later reader would take it for another.
+func TestAHooksAnswerOfAnotherTypeIsRefused(t *testing.T) {
+	s, ledger := guardedShop(t, func(g *clientlib.Guard) {
+		g.Abandoned = clientlib.Recover(func(context.Context, clientlib.Claim) (clientlib.Finding, error) {
+			return clientlib.HappenedWith(wrapperspb.Int64(5)), nil
+		})
+	})
+	s.set(func(context.Context, string, proto.Message) (proto.Message, error) {
+		return nil, status.Error(codes.Unavailable, "")
+	})
+	call(keyed(t, "k"), s.conn, charge, s.request())
+	if c := call(keyed(t, "k"), s.conn, charge, s.request()); !errorIs(c.err, clientlib.ErrAbandoned) || s.effects.Load() != 1 {
+		t.Errorf("%+v", c)
+	}
+	if got := ledger.Entry(clientlib.Ref{Operation: "shop.v1.Payments/Charge", Key: "k"}).GetCondition(); got != idemv1.EntryCondition_ENTRY_CONDITION_ABANDONED {
+		t.Errorf("%v", got)
+	}
+}
+
+// Descriptors that were read at run time, without our options being known then, are read as they were meant.
+func TestMarksInDescriptorsThatWereReadWithoutThem(t *testing.T) {
+	found, err := makeFiles(t, shopSpecs()).FindFileByPath("shop/v1/shop.proto")
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := proto.Marshal(protodesc.ToFileDescriptorProto(found))
+	if err != nil {
+		t.Fatal(err)
+	}
+	described := &descriptorpb.FileDescriptorProto{}
+	if err := (proto.UnmarshalOptions{Resolver: (*protoregistry.Types)(nil)}).Unmarshal(raw, described); err != nil {
+		t.Fatal(err)
+	}
+	file, err := protodesc.NewFile(described, protoregistry.GlobalFiles)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := &protoregistry.Files{}
+	if err := files.RegisterFile(file); err != nil {
+		t.Fatal(err)
+	}
+	guard := clientlib.Guard{Ledger: idemtest.New(t).Client(clientlib.Config{}), Abandoned: clientlib.Rerun()}
+	list := func(files *protoregistry.Files) string {
+		guard.Files = files
+		return must(guard.Guarded()).String()
+	}
+	if got, want := list(files), list(makeFiles(t, shopSpecs())); got != want {
+		t.Errorf("%s instead of\n%s", got, want)
 	}
 }

@@ -22,9 +22,13 @@ func TestResending(t *testing.T) {
 		atLeast  time.Duration
 		err      error
 	}{
-		"unavailable":    {refusals: []error{away, away, away}, tries: 4},
-		"quota":          {refusals: []error{quota}, tries: 2, atLeast: 3 * time.Second},
-		"internal":       {refusals: []error{status.Error(codes.Internal, "bug"), status.Error(codes.Internal, "bug")}, tries: 3},
+		"unavailable": {refusals: []error{away, away, away}, tries: 4},
+		"quota":       {refusals: []error{quota}, tries: 2, atLeast: 3 * time.Second},
+		"internal":    {refusals: []error{status.Error(codes.Internal, "bug"), status.Error(codes.Internal, "bug")}, tries: 3},
+		"a bug for ever": {
+			refusals: []error{status.Error(codes.Internal, ""), status.Error(codes.Unknown, ""), status.Error(codes.Internal, ""), status.Error(codes.Internal, ""), away},
+			tries:    4, err: errAny,
+		},
 		"its own time":   {refusals: []error{status.Error(codes.DeadlineExceeded, "")}, tries: 2},
 		"refused":        {refusals: []error{(&Error{Code: codes.FailedPrecondition, Reason: ReasonExpired}).GRPCStatus().Err()}, tries: 1, err: ErrExpired},
 		"without a hint": {refusals: []error{status.Error(codes.ResourceExhausted, "")}, tries: 1, err: errAny},

@@ -355,12 +355,17 @@ func TestC53_KeyMetadata(t *testing.T) {
 	for name, c := range map[string]struct {
 		keys   []string
 		reason clientlib.Reason
+		rule   string
 	}{
-		"empty":          {[]string{""}, clientlib.ReasonInvalidKey},
-		"two different":  {[]string{"a", "b"}, clientlib.ReasonInvalidKey},
-		"empty and not":  {[]string{"a", ""}, clientlib.ReasonInvalidKey},
-		"none":           {nil, clientlib.ReasonKeyRequired},
-		"two equal ones": {[]string{"same", "same"}, ""},
+		"empty":           {[]string{""}, clientlib.ReasonInvalidKey, "must not be empty"},
+		"two different":   {[]string{"a", "b"}, clientlib.ReasonInvalidKey, "two different values"},
+		"empty and not":   {[]string{"a", ""}, clientlib.ReasonInvalidKey, "must not be empty"},
+		"a space behind":  {[]string{"a "}, clientlib.ReasonInvalidKey, "without a space at either end"},
+		"a space before":  {[]string{" a"}, clientlib.ReasonInvalidKey, "without a space at either end"},
+		"none":            {nil, clientlib.ReasonKeyRequired, "is required"},
+		"two equal ones":  {[]string{"same", "same"}, "", ""},
+		"odd, and a key":  {[]string{`"a, b; c=%20\\"`}, "", ""},
+		"a space between": {[]string{"a b"}, "", ""},
 	} {
 		got := call(keyed(t, c.keys...), s.conn, charge, s.request())
 		if c.reason == "" {
@@ -371,11 +376,11 @@ func TestC53_KeyMetadata(t *testing.T) {
 		}
 		e, ok := clientlib.AsError(got.err)
 		if !ok || e.Reason != c.reason || e.Code != codes.InvalidArgument || e.Field != "idempotency-key" ||
-			!strings.Contains(e.Message, "idempotency-key") || got.outcome() != "refused" {
+			!strings.Contains(e.Message, "idempotency-key") || !strings.Contains(e.Rule, c.rule) || got.outcome() != "refused" {
 			t.Errorf("%s: %v", name, got.err)
 		}
 	}
-	if n := s.effects.Load(); n != 1 {
+	if n := s.effects.Load(); n != 3 {
 		t.Errorf("%d effects", n)
 	}
 }
@@ -645,6 +650,48 @@ func TestC41_AFieldThatTheServerDoesNotKnow(t *testing.T) {
 	for i, request := range []proto.Message{newer, s.request("amount", "5"), newer} {
 		if c := call(keyed(t, "k"), s.conn, charge, request); c.err != nil || (c.outcome() == "replayed") != (i > 0) {
 			t.Errorf("%d: %+v", i, c)
+		}
+	}
+}
+
+// C33: what a guard does not list any more is not replayed, although it was kept.
+func TestC33_MetadataThatIsNoLongerListed(t *testing.T) {
+	ledger := idemtest.New(t)
+	policy := &idemv1.Policy{Tenant: "*", Operation: "*", ResponseMetadataAllow: []string{"x-list"}}
+	if _, err := ledger.Admin().PutPolicy(t.Context(), &idemv1.PutPolicyRequest{Policy: policy}); err != nil {
+		t.Fatal(err)
+	}
+	ledger.Advance(time.Minute)
+	for _, listed := range [][]string{{"x-list"}, nil} {
+		s := newShop(t, must(clientlib.UnaryServerInterceptor(clientlib.Guard{
+			Ledger: ledger.Client(clientlib.Config{}), Abandoned: clientlib.Rerun(), Principal: clientlib.Anonymous,
+			Files: makeFiles(t, shopSpecs()), ReplayMetadata: listed,
+		})))
+		s.set(func(ctx context.Context, _ string, _ proto.Message) (proto.Message, error) {
+			return wrapperspb.String("done"), grpc.SetHeader(ctx, metadata.Pairs("x-list", "a"))
+		})
+		if c := call(keyed(t, "k"), s.conn, charge, s.request()); c.err != nil || (len(c.header.Get("x-list")) == 1) != (listed != nil) {
+			t.Errorf("%v: %+v", listed, c)
+		}
+	}
+}
+
+// An answer over gRPC's own limit of 4 MiB comes back whole where the policy keeps it.
+func TestALongAnswerIsReplayedWhole(t *testing.T) {
+	s, ledger := guardedShop(t, nil)
+	policy := &idemv1.Policy{Tenant: "*", Operation: "*", MaxResponseBytes: 8 << 20}
+	if _, err := ledger.Admin().PutPolicy(t.Context(), &idemv1.PutPolicyRequest{Policy: policy}); err != nil {
+		t.Fatal(err)
+	}
+	ledger.Advance(time.Minute)
+	conn := s.dialer(grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(32 << 20)))
+	long := strings.Repeat("x", 5<<20)
+	s.set(func(context.Context, string, proto.Message) (proto.Message, error) {
+		return wrapperspb.String(long), nil
+	})
+	for _, want := range []string{"executed", "replayed"} {
+		if c := call(keyed(t, "k"), conn, charge, s.request()); c.err != nil || c.answer != long || c.outcome() != want {
+			t.Errorf("%v, %s, %d bytes", c.err, c.outcome(), len(c.answer))
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -481,4 +482,109 @@ func TestWorkThatOutlivesClose(t *testing.T) {
 			}
 		}
 	})
+}
+
+// While Close waits for one outcome there is room for those of work that ends meanwhile.
+func TestCloseTakesInWhatEndsWhileItWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, s := scriptedClient(t, Config{}, awayFor(8*time.Second))
+		if _, err := c.Do(t.Context(), testRef, testPrint(t), respond("x"), rerun); err != nil {
+			t.Error(err)
+		}
+		var all sync.WaitGroup
+		begun := make(chan struct{})
+		all.Go(func() {
+			_, err := c.Do(t.Context(), Ref{Operation: "op", Key: "late"}, testPrint(t), func(context.Context, Claim) (Response, error) {
+				close(begun)
+				<-time.After(time.Second)
+				return Response{}, nil
+			}, rerun)
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		<-begun
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		all.Wait()
+		keys := map[string]bool{}
+		reports := s.of("Complete")
+		for _, sent := range reports[len(reports)-2:] { // those that got through
+			report, _ := sent.request.(*idemv1.CompleteRequest)
+			keys[report.GetRef().GetKey()] = true
+		}
+		if !keys["late"] || !keys[testRef.Key] {
+			t.Errorf("recorded: %v", keys)
+		}
+	})
+}
+
+// An answer that is not kept is still worth saying, however much goes with it.
+func TestWhatGoesWithABodyFitsTheMessageLimitToo(t *testing.T) {
+	c, s := scriptedClient(t, Config{MaxMessageBytes: minMessageBytes}, func(_ context.Context, _ int, request proto.Message) (proto.Message, error) {
+		return grant(request, time.Minute), nil
+	})
+	_, err := c.Do(t.Context(), testRef, testPrint(t), func(context.Context, Claim) (Response, error) {
+		return Response{Code: 7, Body: []byte("x"), Metadata: []MetadataPair{{Name: "x", Value: make([]byte, minMessageBytes)}}}, nil
+	}, rerun)
+	if err != nil {
+		t.Error(err)
+	}
+	sent, _ := s.of("Complete")[0].request.(*idemv1.CompleteRequest)
+	if r := sent.GetResponse(); proto.Size(sent) > minMessageBytes || !r.GetBodyOmitted() || r.GetBodySizeBytes() != 1 || r.GetCode() != 7 {
+		t.Errorf("%d bytes: %v", proto.Size(sent), r)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// An answer that should not happen may hide a grant, which is looked for and handed back.
+func TestABugOfTheLedgersMayHaveGranted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, s := scriptedClient(t, Config{}, func(_ context.Context, n int, request proto.Message) (proto.Message, error) {
+			if _, ok := request.(*idemv1.BeginRequest); ok && n < oddTries {
+				return nil, status.Error(codes.Internal, "a bug")
+			}
+			return grant(request, time.Minute), nil
+		})
+		if _, err := c.Do(t.Context(), testRef, testPrint(t), respond("x"), rerun); !errors.Is(err, ErrLedgerUnavailable) {
+			t.Error(err)
+		}
+		if err := c.Close(); err != nil || len(s.of("Fail")) != 1 {
+			t.Errorf("%v, %d claims were handed back", err, len(s.of("Fail")))
+		}
+	})
+}
+
+func TestTheSelfTestNoticesALedgerThatDoesNotReplay(t *testing.T) {
+	answer := func(body string) *idemv1.BeginResponse {
+		return &idemv1.BeginResponse{Outcome: &idemv1.BeginResponse_Completed{Completed: &idemv1.Answer{Response: &idemv1.Response{Body: []byte(body)}}}}
+	}
+	for name, second := range map[string]func(request proto.Message) (proto.Message, error){
+		"grants it once more":     func(request proto.Message) (proto.Message, error) { return grant(request, time.Minute), nil },
+		"gives another's answer":  func(proto.Message) (proto.Message, error) { return answer("another's"), nil },
+		"goes away":               func(proto.Message) (proto.Message, error) { return nil, status.Error(codes.Unimplemented, "") },
+		"gives an answer of none": func(proto.Message) (proto.Message, error) { return answer(""), nil },
+	} {
+		c, _ := scriptedClient(t, Config{}, func(_ context.Context, n int, request proto.Message) (proto.Message, error) {
+			if _, ok := request.(*idemv1.BeginRequest); ok && n > 0 {
+				return second(request)
+			}
+			return grant(request, time.Minute), nil
+		})
+		if err := c.SelfTest(t.Context()); err == nil {
+			t.Errorf("it passes with a ledger that %s", name)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestAFailureOfNothingWasNotFoundOut(t *testing.T) {
+	if finding := FailedFinally(nil); finding.kind != foundNothingOut {
+		t.Errorf("%+v", finding)
+	}
 }

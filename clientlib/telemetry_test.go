@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
+	otelcodes "go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/trace"
@@ -20,6 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/idemd/idemd/clientlib/fingerprint"
+	idemv1 "github.com/idemd/idemd/gen/idem/v1"
 )
 
 // notes is what was counted and traced, as text.
@@ -91,6 +93,10 @@ func (s notingSpan) SetAttributes(set ...attribute.KeyValue) {
 	s.notes.add("span", attribute.NewSet(set...))
 }
 
+func (s notingSpan) SetStatus(code otelcodes.Code, description string) {
+	s.notes.add("status "+code.String()+" "+description, attribute.NewSet())
+}
+
 func TestOutcomesAreCountedAndTracedWithoutKeys(t *testing.T) {
 	seen := &notes{}
 	client, _ := scriptedClient(t, Config{MeterProvider: notingMeters{notes: seen}, TracerProvider: notingTracers{notes: seen}},
@@ -108,7 +114,7 @@ func TestOutcomesAreCountedAndTracedWithoutKeys(t *testing.T) {
 		return Response{}, status.Error(codes.NotFound, "the-message")
 	}, rerun)
 	text := strings.Join(seen.lines, "\n")
-	for _, want := range []string{"idem.client.calls idem.operation=op,idem.outcome=executed", "idem.client.resends idem.call=Begin", "idem.guard idem.operation=op", "span idem.attempt=1,idem.recorded=true"} {
+	for _, want := range []string{"idem.client.calls idem.operation=op,idem.outcome=executed", "idem.client.resends idem.call=Begin", "idem.guard idem.operation=op", "span idem.attempt=1,idem.recorded=true", "status Error NotFound"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)
 		}
@@ -163,6 +169,29 @@ func TestFieldsThatNoFingerprintCoversAreCounted(t *testing.T) {
 		}
 		if n := strings.Count(strings.Join(seen.lines, "\n"), "idem.client.unknown_fields idem.operation=op"); n != unknown {
 			t.Errorf("%d unknown fields: counted %d times", unknown, n)
+		}
+	}
+	if err := client.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestClaimsAndOutcomesThatAreLostAreCounted(t *testing.T) {
+	seen := &notes{}
+	lost := (&Error{Code: codes.FailedPrecondition, Reason: ReasonClaimLost}).GRPCStatus().Err()
+	refused := (&Error{Code: codes.PermissionDenied, Reason: ReasonPermissionDenied}).GRPCStatus().Err()
+	client, _ := scriptedClient(t, Config{MeterProvider: notingMeters{notes: seen}, TracerProvider: notingTracers{notes: seen}},
+		func(_ context.Context, n int, request proto.Message) (proto.Message, error) {
+			if _, ok := request.(*idemv1.CompleteRequest); ok {
+				return nil, []error{lost, refused}[n]
+			}
+			return grant(request, time.Minute), nil
+		})
+	for _, want := range []string{"idem.client.claims_lost idem.operation=op", "idem.client.outcomes_not_recorded idem.operation=op"} {
+		seen.lines = nil
+		_, _ = client.Do(t.Context(), testRef, testPrint(t), respond("x"), rerun)
+		if text := strings.Join(seen.lines, "\n"); !strings.Contains(text, want) {
+			t.Errorf("%q is not in\n%s", want, text)
 		}
 	}
 	if err := client.Close(); err != nil {

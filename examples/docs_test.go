@@ -120,10 +120,14 @@ func TestTheFirstContactOfTheReadme(t *testing.T) {
 	if len(calls) != 3 {
 		t.Fatalf("%d calls", len(calls))
 	}
-	token := ""
+	key, token := "order-1", ""
+	// The shell puts its variables in.
+	filledIn := func(request string) []byte {
+		return []byte(strings.NewReplacer("'$KEY'", key, "'$TOKEN'", token).Replace(request))
+	}
 	begin := func(request string) *idemv1.BeginResponse {
 		var parsed idemv1.BeginRequest
-		if err := protojson.Unmarshal([]byte(request), &parsed); err != nil {
+		if err := protojson.Unmarshal(filledIn(request), &parsed); err != nil {
 			t.Fatal(err)
 		}
 		response, err := ledger.Begin(t.Context(), &parsed)
@@ -140,7 +144,7 @@ func TestTheFirstContactOfTheReadme(t *testing.T) {
 		token = string(match[1])
 	}
 	var complete idemv1.CompleteRequest
-	if err := protojson.Unmarshal([]byte(strings.ReplaceAll(calls[1][1], "'$TOKEN'", token)), &complete); err != nil {
+	if err := protojson.Unmarshal(filledIn(calls[1][1]), &complete); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := ledger.Complete(t.Context(), &complete); err != nil {
@@ -149,7 +153,7 @@ func TestTheFirstContactOfTheReadme(t *testing.T) {
 	if again := begin(calls[2][1]).GetCompleted(); !again.GetReplayed() || string(again.GetResponse().GetBody()) != "receipt-77" {
 		t.Errorf("the retry: %v", again)
 	}
-	if shown := string(daemon.operate(t, "lookup", "charge", "order-1")); !strings.Contains(shown, "receipt-77") {
+	if shown := string(daemon.operate(t, "lookup", "charge", key)); !strings.Contains(shown, "receipt-77") {
 		t.Errorf("lookup shows\n%s", shown)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/idemd/idemd/clientlib"
@@ -388,35 +387,15 @@ type dueReceipt struct {
 // Sweep deletes receipts that are past their retention and whose entry the daemon has forgotten, or begun anew. A receipt whose entry is still
 // there is kept, however old: it is what an abandoned or held entry will be settled by. A daemon that does not answer ends the sweep.
 func (r *Receipts[T]) Sweep(ctx context.Context, options SweepOptions) (Swept, error) {
-	if err := options.Validate(); err != nil {
-		return Swept{}, err
-	}
-	if options.BatchRows == 0 {
-		options.BatchRows = defaultBatchRows
-	}
 	var total Swept
-	for shard := range ledger.Shards {
-		for {
-			limit := options.BatchRows
-			if options.MaxRows > 0 {
-				limit = min(limit, options.MaxRows-total.Examined)
-			}
-			if limit <= 0 {
-				return total, nil
-			}
-			due, err := r.due(ctx, shard, limit)
-			for i := 0; i < len(due) && err == nil; i++ {
-				err = r.sweepOne(ctx, due[i], &total)
-			}
-			if err != nil {
-				return total, fmt.Errorf("sqlidem: sweep receipts: %w", err)
-			}
-			if len(due) < limit {
-				break
-			}
+	err := inBatches(options, func(shard, limit int) (more bool, err error) {
+		due, err := r.due(ctx, shard, limit)
+		for i := 0; i < len(due) && err == nil; i++ {
+			err = r.sweepOne(ctx, due[i], &total)
 		}
-	}
-	return total, nil
+		return len(due) == limit, err
+	}, &total)
+	return total, err
 }
 
 func (r *Receipts[T]) due(ctx context.Context, shard, limit int) (due []dueReceipt, err error) {

@@ -43,39 +43,45 @@ type Swept struct {
 // been by makes no difference to a Do, so it may run as rarely as the space allows, and in any number of processes at once: on PostgreSQL
 // they leave each other's rows alone, on CockroachDB one of two that meet does the work. Its errors are the database's.
 func Sweep[T any](ctx context.Context, db *DB[T], options SweepOptions) (Swept, error) {
+	var total Swept
+	err := inBatches(options, func(shard, limit int) (more bool, err error) {
+		var batch Swept
+		err = db.transact(ctx, sql.LevelDefault, func(s *session[T]) (err error) {
+			batch, err = sweepBatch(ctx, s, shard, limit)
+			return err
+		})
+		total.Examined += batch.Examined
+		total.Closed += batch.Closed
+		total.Forgotten += batch.Forgotten
+		return batch.Examined == limit && batch.Closed+batch.Forgotten > 0, err
+	}, &total)
+	return total, err
+}
+
+// inBatches sweeps shard by shard, and in each as long as there is more, up to the limits of the options.
+func inBatches(options SweepOptions, sweep func(shard, limit int) (more bool, err error), total *Swept) error {
 	if err := options.Validate(); err != nil {
-		return Swept{}, err
+		return err
 	}
 	if options.BatchRows == 0 {
 		options.BatchRows = defaultBatchRows
 	}
-	var total Swept
 	for shard := range ledger.Shards {
-		for {
+		for more := true; more; {
 			limit := options.BatchRows
 			if options.MaxRows > 0 {
 				limit = min(limit, options.MaxRows-total.Examined)
 			}
 			if limit <= 0 {
-				return total, nil
+				return nil
 			}
-			var batch Swept
-			err := db.transact(ctx, sql.LevelDefault, func(s *session[T]) (err error) {
-				batch, err = sweepBatch(ctx, s, shard, limit)
-				return err
-			})
-			total.Examined += batch.Examined
-			total.Closed += batch.Closed
-			total.Forgotten += batch.Forgotten
-			if err != nil {
-				return total, fmt.Errorf("sqlidem: sweep: %w", err)
-			}
-			if batch.Examined < limit || batch.Closed+batch.Forgotten == 0 {
-				break
+			var err error
+			if more, err = sweep(shard, limit); err != nil {
+				return fmt.Errorf("sqlidem: sweep: %w", err)
 			}
 		}
 	}
-	return total, nil
+	return nil
 }
 
 // sweepBatch does what is due for the first rows of a shard.

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 
@@ -64,25 +62,8 @@ type Message struct {
 
 func (m Message) validate() error {
 	for _, part := range []struct{ name, value string }{{"subscriber", m.Subscriber}, {"id", m.ID}} {
-		if err := checkName(part.value); err != nil {
+		if err := sqldb.CheckName(part.value, MaxNameLength); err != nil {
 			return fmt.Errorf("%w: its %s %w", ErrInvalidMessage, part.name, err)
-		}
-	}
-	return nil
-}
-
-func checkName(s string) error {
-	switch {
-	case s == "":
-		return errors.New("is empty")
-	case !utf8.ValidString(s):
-		return errors.New("is not UTF-8")
-	case utf8.RuneCountInString(s) > MaxNameLength:
-		return fmt.Errorf("is longer than %d characters", MaxNameLength)
-	}
-	for _, r := range s {
-		if unicode.IsControl(r) {
-			return errors.New("has a control character in it")
 		}
 	}
 	return nil

@@ -46,43 +46,13 @@ func (b *Inbox[T]) Sweep(ctx context.Context, config SweepConfig) (forgotten int
 		config.BatchSize = DefaultSweepBatch
 	}
 	for shard := range shards {
-		n, err := b.sweepShard(ctx, config, shard)
+		n, err := sqldb.DeleteBatches(ctx, b.driver, b.statements.sweep, config.BatchSize, config.Pause, func(from time.Time) []any {
+			return []any{int16(shard), from, config.Age.Microseconds(), int64(config.BatchSize)}
+		})
 		forgotten += n
 		if err != nil {
 			return forgotten, fmt.Errorf("inbox: sweep: %w", err)
 		}
 	}
 	return forgotten, nil
-}
-
-func (b *Inbox[T]) sweepShard(ctx context.Context, config SweepConfig, shard int) (forgotten int, err error) {
-	var from time.Time
-	for {
-		n, latest := 0, from
-		err := sqldb.Retry(ctx, func() error {
-			n, latest = 0, from
-			args := []any{int16(shard), from, config.Age.Microseconds(), int64(config.BatchSize)}
-			return b.driver.Each(ctx, b.statements.sweep, args, func(scan func(...any) error) error {
-				var received time.Time
-				if err := scan(&received); err != nil {
-					return err
-				}
-				n++
-				if received.After(latest) {
-					latest = received
-				}
-				return nil
-			})
-		})
-		if err != nil {
-			return forgotten, err
-		}
-		forgotten, from = forgotten+n, latest
-		if n < config.BatchSize {
-			return forgotten, nil
-		}
-		if config.Pause > 0 && !sqldb.Pause(ctx, config.Pause) {
-			return forgotten, ctx.Err()
-		}
-	}
 }

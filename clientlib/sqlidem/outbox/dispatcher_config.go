@@ -4,6 +4,8 @@ import (
 	"errors"
 	"log/slog"
 	"time"
+
+	"github.com/idemd/idemd/clientlib/internal/sqldb"
 )
 
 // The defaults of [DispatcherConfig].
@@ -98,7 +100,7 @@ func (c DispatcherConfig) Validate() error {
 			return errors.New("outbox: DispatcherConfig." + n.name + " must not be negative")
 		}
 	}
-	if checkName(c.Owner) != nil && c.Owner != "" {
+	if c.Owner != "" && sqldb.CheckName(c.Owner, MaxNameLength) != nil {
 		return errors.New("outbox: DispatcherConfig.Owner must be text of at most 255 characters")
 	}
 	full := c.withDefaults()

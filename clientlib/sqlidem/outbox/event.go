@@ -5,10 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/google/uuid"
+
+	"github.com/idemd/idemd/clientlib/internal/sqldb"
 )
 
 // Limits of an event.
@@ -58,7 +59,7 @@ func (e *Event) prepare(maxPayload int) (headers string, err error) {
 	for _, part := range []struct{ name, value string }{
 		{"aggregate type", e.AggregateType}, {"aggregate id", e.AggregateID}, {"type", e.Type},
 	} {
-		if err := checkName(part.value); err != nil {
+		if err := sqldb.CheckName(part.value, MaxNameLength); err != nil {
 			return "", fmt.Errorf("%w: its %s %w", ErrInvalidEvent, part.name, err)
 		}
 	}
@@ -68,7 +69,7 @@ func (e *Event) prepare(maxPayload int) (headers string, err error) {
 	}
 	for name, value := range e.Headers {
 		// jsonb cannot hold U+0000.
-		if err := checkName(name); err != nil {
+		if err := sqldb.CheckName(name, MaxNameLength); err != nil {
 			return "", fmt.Errorf("%w: the name of a header %w", ErrInvalidEvent, err)
 		}
 		if !utf8.ValidString(value) || containsNul(value) {
@@ -100,21 +101,4 @@ func containsNul(s string) bool {
 		}
 	}
 	return false
-}
-
-func checkName(s string) error {
-	switch {
-	case s == "":
-		return errors.New("is empty")
-	case !utf8.ValidString(s):
-		return errors.New("is not UTF-8")
-	case utf8.RuneCountInString(s) > MaxNameLength:
-		return fmt.Errorf("is longer than %d characters", MaxNameLength)
-	}
-	for _, r := range s {
-		if unicode.IsControl(r) {
-			return errors.New("has a control character in it")
-		}
-	}
-	return nil
 }

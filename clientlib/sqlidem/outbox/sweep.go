@@ -87,7 +87,9 @@ func (b *Outbox[T]) Sweep(ctx context.Context, config SweepConfig) (deleted int,
 		text = b.store.text(sweepAll)
 	}
 	for shard := range shards {
-		n, err := b.sweepShard(ctx, text, config, shard)
+		n, err := sqldb.DeleteBatches(ctx, b.driver, text, config.BatchSize, config.Pause, func(from time.Time) []any {
+			return []any{int16(shard), from, config.Age.Microseconds(), int64(config.BatchSize)}
+		})
 		deleted += n
 		if err != nil {
 			return deleted, fmt.Errorf("outbox: sweep: %w", err)
@@ -99,38 +101,6 @@ func (b *Outbox[T]) Sweep(ctx context.Context, config SweepConfig) (deleted int,
 		}
 	}
 	return deleted, nil
-}
-
-func (b *Outbox[T]) sweepShard(ctx context.Context, text string, config SweepConfig, shard int) (deleted int, err error) {
-	var from time.Time
-	for {
-		n, latest := 0, from
-		err := sqldb.Retry(ctx, func() error {
-			n, latest = 0, from
-			args := []any{int16(shard), from, config.Age.Microseconds(), int64(config.BatchSize)}
-			return b.driver.Each(ctx, text, args, func(scan func(...any) error) error {
-				var created time.Time
-				if err := scan(&created); err != nil {
-					return err
-				}
-				n++
-				if created.After(latest) {
-					latest = created
-				}
-				return nil
-			})
-		})
-		if err != nil {
-			return deleted, err
-		}
-		deleted, from = deleted+n, latest
-		if n < config.BatchSize {
-			return deleted, nil
-		}
-		if config.Pause > 0 && !sqldb.Pause(ctx, config.Pause) {
-			return deleted, ctx.Err()
-		}
-	}
 }
 
 // forgetIdle goes through all aggregates once, page by page.

@@ -370,31 +370,15 @@ const (
 // Sweep forgets receipts of a receiver that were settled longer ago than age, by the database's clock, and returns how many, also when it
 // was cut short. Choose age over the sender's longest time of redelivery. The inbox has a sweep of its own, which must not be shorter. One
 // that waits is never forgotten.
-func (r *Receipts[T]) Sweep(ctx context.Context, receiver string, age time.Duration) (forgotten int64, err error) {
+func (r *Receipts[T]) Sweep(ctx context.Context, receiver string, age time.Duration) (forgotten int, err error) {
 	if age <= 0 {
 		return 0, errors.New("sqlreceipts: a sweep needs an age: how long after it was done can a delivery still come again?")
 	}
-	from := time.Unix(0, 0)
-	for {
-		var n int64
-		latest := from
-		err := sqldb.Retry(ctx, func() error {
-			n = 0
-			return r.driver.Each(ctx, r.statements.sweep, []any{receiver, age.Microseconds(), from, int64(sweepBatch)}, func(scan func(...any) error) error {
-				var at time.Time
-				err := scan(&at)
-				if n++; at.After(latest) {
-					latest = at
-				}
-				return err
-			})
-		})
-		if err != nil {
-			return forgotten, fmt.Errorf("sqlreceipts: sweep: %w", err)
-		}
-		forgotten, from = forgotten+n, latest
-		if n < sweepBatch {
-			return forgotten, nil
-		}
+	forgotten, err = sqldb.DeleteBatches(ctx, r.driver, r.statements.sweep, sweepBatch, 0, func(from time.Time) []any {
+		return []any{receiver, age.Microseconds(), from, int64(sweepBatch)}
+	})
+	if err != nil {
+		err = fmt.Errorf("sqlreceipts: sweep: %w", err)
 	}
+	return forgotten, err
 }

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 type receipts interface {
 	webhook.Receipts
 	Migrate(ctx context.Context) error
-	Sweep(ctx context.Context, receiver string, age time.Duration) (int64, error)
+	Sweep(ctx context.Context, receiver string, age time.Duration) (int, error)
 }
 
 // service is a service with its database, whose effects are rows.

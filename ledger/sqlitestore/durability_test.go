@@ -168,6 +168,30 @@ func TestADiskThatIsFullAtCommitCertainlyDidNotTakeTheWrite(t *testing.T) {
 	}
 }
 
+// TestADiskThatTurnsReadOnly, as one does after an error, is said to be failing; what is there is still answered.
+func TestADiskThatTurnsReadOnly(t *testing.T) {
+	t.Parallel()
+	s, d := openOnTestDisk(t, Config{Dir: t.TempDir()})
+	pair(t, s, 1, 10)
+	d.write.Store(failing(sqlite3.SQLITE_IOERR_WRITE)) // EROFS
+	for n := range int64(2) {
+		if _, err := s.Write(t.Context(), claimed(10+n)); !errors.Is(err, ledger.FaultFailing) {
+			t.Errorf("a grant: %v", err)
+		}
+		if _, err := s.Ready(t.Context()); !errors.Is(err, ledger.FaultFailing) || !errors.Is(err, ledger.ErrUnavailable) || errors.Is(err, ledger.ErrUnknown) {
+			t.Errorf("ready: %v", err)
+		}
+		if !has(t, s, 1) || has(t, s, 10) {
+			t.Error("reads do not show exactly what was acknowledged")
+		}
+	}
+	d.write.Store(nil)
+	if _, err := s.Ready(t.Context()); err != nil {
+		t.Errorf("not ready, although the disk takes writes again: %v", err)
+	}
+	pair(t, s, 10, 10)
+}
+
 func TestADatabaseThatMayNotGrowRefusesGrantsAndStillAnswers(t *testing.T) {
 	t.Parallel()
 	s := openForTest(t, Config{Dir: t.TempDir()})

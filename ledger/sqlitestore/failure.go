@@ -84,11 +84,11 @@ func ownFault(err error) bool {
 // last, and a frame counts only with its right checksum. Where the disk was full or the lock not to be had, that frame is not there whole:
 // it did not happen. Any other error, above all of the sync, leaves a frame that the next opening may find, unless it is written over
 // first (see writer.ghost).
-func commitFailure(err error) error {
+func commitFailure(path string, err error) error {
 	switch resultCode(err) {
 	case sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY:
-		return unavailable("commit", err)
+		return unavailable("commit to "+path, err)
 	default:
-		return uncertain("commit", err)
+		return uncertain("commit to "+path, err)
 	}
 }

@@ -42,3 +42,26 @@ func TestADirectoryThatMayNotBeWrittenIsSaidSo(t *testing.T) {
 		}
 	}
 }
+
+func TestAFileThatMayNotBeWrittenIsSaidSo(t *testing.T) {
+	t.Parallel()
+	dir := closedLedger(t, 1)
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{lockName, databaseName + sealsSuffix} {
+		if err := os.Chmod(filepath.Join(dir, name), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(filepath.Join(dir, databaseName), 0o444); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	asNobody(func() { _, err = Open(t.Context(), Config{Dir: dir}) })
+	if err == nil || !strings.Contains(err.Error(), "needs a file that it can write to") {
+		t.Errorf("got %v", err)
+	}
+}

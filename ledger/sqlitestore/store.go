@@ -205,9 +205,13 @@ func (s *Store) writeAhead(ctx context.Context) error {
 // SQLite takes it for good when the file is opened again. The sync of this commit is one of the whole log, so from here on all that a reader
 // can be answered from is durable.
 func (s *Store) startClock(ctx context.Context, source timeSource) error {
-	highWater, err := s.writer.conn.number(ctx, "SELECT high_water FROM clock")
+	// Where the mark is gone there is no zero to be taken for it: that would be a ledger that was never written to.
+	highWater, err := s.writer.conn.number(ctx, "SELECT coalesce(max(high_water), -1) FROM clock")
 	if err != nil {
 		return unreadable(s.path, err)
+	}
+	if highWater < 0 {
+		return damagedFile(s.path, errors.New("the mark of its clock is missing"))
 	}
 	if s.clock, err = newClock(source, ledger.Time(highWater), s.cfg); err != nil {
 		return err
@@ -284,12 +288,27 @@ func (s *Store) Ready(ctx context.Context) (ledger.Time, error) {
 		return err
 	})
 	if err == nil && (s.writer.failed.Load() || littleRoom(s.path)) {
-		err = s.tryRoom(ctx)
+		err = notReady(ctx, s.tryRoom(ctx))
 	}
 	if err != nil {
 		return 0, err
 	}
 	return s.clock.now(), nil
+}
+
+// notReady is what a failed try to write says: whether that try is on the disk is nobody's question.
+func notReady(ctx context.Context, err error) error {
+	var fault ledger.StoreFault
+	switch {
+	case !errors.Is(err, ledger.ErrUnknown):
+		return err
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.As(err, &fault):
+		return unavailable("ready", fmt.Errorf("%w: %s", fault, err.Error()))
+	default:
+		return unavailable("ready", errors.New(err.Error()))
+	}
 }
 
 // tryRoom writes as much as a few grants and reports take, and takes it back: a disk with room for a page is not one with room for a grant.

@@ -123,3 +123,14 @@ func TestAnyNameOfTheDirectoryWillDo(t *testing.T) {
 		})
 	}
 }
+
+// TestAClockWithoutItsMarkIsRefused: a recovery that lost the one row would otherwise start the clock anywhere, and never write a mark again.
+func TestAClockWithoutItsMarkIsRefused(t *testing.T) {
+	t.Parallel()
+	dir := closedLedger(t, 1)
+	script(t, filepath.Join(dir, databaseName), "DELETE FROM clock")
+	if err := errors.Join(os.Remove(filepath.Join(dir, databaseName+sealsSuffix)), os.Remove(filepath.Join(dir, lockName))); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, dir, "damaged", "mark of its clock")
+}

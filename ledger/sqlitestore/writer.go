@@ -172,7 +172,7 @@ func (w *writer) transact(batch []*job, errs []error, careful bool) error {
 		w.rollback()
 		w.stats.commitFailures.Add(1)
 		w.seals.note(err)
-		err = commitFailure(err)
+		err = commitFailure(w.seals.path, err)
 		w.ghost = w.ghost || errors.Is(err, ledger.ErrUnknown)
 		return err
 	}

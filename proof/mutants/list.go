@@ -1,5 +1,7 @@
 package main
 
+import "slices"
+
 // The suites that must notice, from quick to slow.
 var (
 	tables    = []string{"./ledger"}
@@ -13,7 +15,7 @@ var (
 	serving   = []string{"./server"}
 )
 
-var mutants = append(append(rowMutants, decisionMutants...), otherMutants...)
+var mutants = slices.Concat(rowMutants, decisionMutants, otherMutants, clientMutants)
 
 // rowMutants break what a write does to a row, and when it may.
 var rowMutants = []mutant{
@@ -244,5 +246,49 @@ var otherMutants = []mutant{
 	{
 		name: "a report ends with its caller", file: "clientlib/settle.go", suites: [][]string{client},
 		old: "	detached := context.WithoutCancel(ctx)\n	p := pace{try: c.config.TryTimeout, ceiling: min(resendMax, h.lease()/3)}", new: "	detached := ctx\n	p := pace{try: c.config.TryTimeout, ceiling: min(resendMax, h.lease()/3)}",
+	},
+}
+
+// clientMutants break what the client library does around the work.
+var clientMutants = []mutant{
+	{
+		name: "a dry run uses up its caller's time", file: "clientlib/do.go", suites: [][]string{client},
+		old: "(r.options.FailOpen || r.options.DryRun) {", new: "r.options.FailOpen {",
+	},
+	{
+		name: "a release is not seen", file: "clientlib/granted.go", suites: [][]string{client},
+		old: "if h.claim.OnCredit {", new: "if h.claim.OnCredit && h.claim.RecoverOnly {",
+	},
+	{
+		name: "another's retryable failure is taken for the answer", file: "clientlib/granted.go", suites: [][]string{client},
+		old: "			if outcome.Failure.GetDisposition() == idemv1.Disposition_DISPOSITION_FINAL {", new: "			if outcome.Failure != nil {",
+	},
+	{
+		name: "a heartbeat crosses the report", file: "clientlib/held.go", suites: [][]string{client},
+		old: "	<-h.stopped\n", new: "",
+	},
+	{
+		name: "a report in the background is its caller's to change", file: "clientlib/settle.go", suites: [][]string{client},
+		old: "	report = report.copied()", new: "	_ = report.copied()",
+	},
+	{
+		name: "an operator's settlement does not end a report", file: "clientlib/settle.go", suites: [][]string{client},
+		old: "	case errors.Is(err, ErrClaimLost), errors.Is(err, ErrAlreadySettled):", new: "	case errors.Is(err, ErrClaimLost):",
+	},
+	{
+		name: "a recovery that nobody made speaks for all attempts", file: "clientlib/settle.go", suites: [][]string{client},
+		old: "		class = Unknown // such", new: "		class = Retryable // such",
+	},
+	{
+		name: "a failure that quotes bytes is never recorded", file: "clientlib/classify.go", suites: [][]string{client},
+		old: "strings.ToValidUTF8(told.GetMessage(), \"\\ufffd\")", new: "strings.Clone(told.GetMessage())",
+	},
+	{
+		name: "a refusal speaks for the tries before it", file: "clientlib/outcome.go", suites: [][]string{client},
+		old: " || len(trailer.Get(EarlierTriesTrailer)) > 0", new: "",
+	},
+	{
+		name: "two callers have one fingerprint", file: "clientlib/guard.go", suites: [][]string{client},
+		old: "	binary.BigEndian.PutUint64(length[:], uint64(len(principal)))\n", new: "",
 	},
 }

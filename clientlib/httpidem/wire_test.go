@@ -187,7 +187,11 @@ func TestATransportFollowsRedirects(t *testing.T) {
 		for _, e := range edits {
 			e(r)
 		}
-		read(t, must(client.Do(r)))
+		response, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		read(t, response)
 		return seen
 	}
 	want := []string{`POST /moved "mine" asked`, `POST /charges "mine" asked`}

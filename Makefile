@@ -120,6 +120,14 @@ ENTRIES ?= 42000
 day: ## long: a simulated day in which ENTRIES are begun, swept and forgotten every hour, and what 5,000 waiters cost a Complete
 	DAY_ENTRIES=$(ENTRIES) go test -v -count=1 -timeout 24h -run TestC22 -bench C21 -benchtime 20000x ./proof/load
 
+# How long to fuzz each target.
+FUZZTIME ?= 60s
+
+.PHONY: fuzz
+fuzz: ## long: every fuzz target for FUZZTIME; what it finds is kept in testdata/fuzz of its package
+	@set -e; grep -rHo --include='*_test.go' '^func Fuzz[A-Za-z0-9]*' . | sed 's|/[^/]*:func | |' | while read -r dir name; do \
+		echo "$$dir $$name:"; go test "$$dir" -run '^$$' -fuzz "^$$name$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x; done
+
 .PHONY: mutants
 mutants: ## long: break the code on purpose, one fault at a time; a test must notice each
 	go run ./proof/mutants $(MUTANTS)

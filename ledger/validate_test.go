@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/idemd/idemd/ledger"
 )
@@ -214,4 +216,41 @@ func TestReasonsAreListedOnce(t *testing.T) {
 		}
 		seen[r] = true
 	}
+}
+
+// Whatever a caller names, it is refused, or is a scope of its own within the limits.
+func FuzzRef(f *testing.F) {
+	for _, seed := range [][3]string{
+		{"acme", "charge", "k"}, {"", "", ""}, {"*", "o", "k"}, {"a", "b:c", "d"}, {"a:b", "c", "d"}, {"t", "o", "\x00"}, {"t", "o", "\u0085"},
+		{"t", "o", "\xff"}, {"t", "o", strings.Repeat("\U0001f600", 255)}, {"t", "o", strings.Repeat("x", 256)}, {"t", "o", " "},
+	} {
+		f.Add(seed[0], seed[1], seed[2])
+	}
+	secret, err := ledger.NewSecret(make([]byte, ledger.SecretBytes))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, tenant, operation, key string) {
+		ref := ledger.Ref{Tenant: tenant, Operation: operation, Key: key}
+		fits := tenant != "*" && operation != "*"
+		for _, part := range []struct {
+			text string
+			most int
+		}{{tenant, 128}, {operation, 255}, {key, 255}} {
+			bad := func(c rune) bool { return unicode.IsControl(c) }
+			fits = fits && part.text != "" && utf8.ValidString(part.text) && utf8.RuneCountInString(part.text) <= part.most && !strings.ContainsFunc(part.text, bad)
+		}
+		if refusal := ref.Validate(); (refusal == nil) != fits {
+			t.Fatalf("%q: %v", ref, refusal)
+		}
+		if !fits {
+			return
+		}
+		for i := range len(key) {
+			moved := ledger.Ref{Tenant: tenant, Operation: operation + key[:i], Key: key[i:]}
+			if moved != ref && secret.Scope(moved) == secret.Scope(ref) {
+				t.Fatalf("%q and %q are one scope", ref, moved)
+			}
+		}
+	})
 }

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"strconv"
 	"time"
 )
 
@@ -37,6 +38,15 @@ func (l *Ledger) Floor() Time { return l.presence.floor(MinLease) }
 
 // ReloadPolicies reads the policies now.
 func (l *Ledger) ReloadPolicies(ctx context.Context) error { return l.policies.reload(ctx) }
+
+// CountOperations is how many counts an answer holds of a ledger that has an entry of each of n operations with short names.
+func CountOperations(n int) int {
+	var s Stats
+	for i := range n {
+		s.add(&Entry{Ref: Ref{Tenant: "t", Operation: strconv.Itoa(i), Key: "k"}, State: Completed, DueAt: Never}, 1)
+	}
+	return len(s.By)
+}
 
 // The lengths that tests count with.
 const (

@@ -439,3 +439,12 @@ func TestErasingNeverShortensATombstone(t *testing.T) {
 		t.Errorf("forgotten at %s, promised until %s", at(got), at(promised))
 	}
 }
+
+// TestStatsOfManyShortNamesFitAMessage: what a count takes beside its names counts too.
+func TestStatsOfManyShortNamesFitAMessage(t *testing.T) {
+	t.Parallel()
+	counts := ledger.CountOperations(300_000)
+	if counts > 200_000 || counts < 100_000 {
+		t.Errorf("%d operations of a few letters are counted each by itself in one answer", counts)
+	}
+}

@@ -70,16 +70,24 @@ func TestC30_EmptyAnswersAreAnswers(t *testing.T) {
 }
 
 // C12 at the wire: a thousand times a caller gives Complete a millisecond and the store takes from none to four. It is told success, or that its time
-// was over; then it resends and is told success, never "lost". The daemon's own limits are not the caller's, so it goes on either way.
+// was over; then it resends and is told success, never "lost", or it never comes back. The daemon's own limits are not the caller's, so it goes on either
+// way, also where the store did not say what became of the write.
 func TestC12_CompleteAgainstAShortDeadline(t *testing.T) {
 	t.Parallel()
 	inBubble(t, servertest.Options{}, func(t *testing.T, r *rig) {
-		r.daemon.Store().Plan(storetest.On(storetest.Write, func(c storetest.Call) storetest.Fault {
-			slow := func(context.Context) error { pass(time.Duration(c.N%5) * time.Millisecond); return nil }
-			if c.N%2 == 0 {
+		writes := 0
+		r.daemon.Store().Plan(storetest.On(storetest.Write, func(storetest.Call) storetest.Fault {
+			writes++
+			took := time.Duration(writes%5) * time.Millisecond
+			slow := func(context.Context) error { pass(took); return nil }
+			switch writes % 3 {
+			case 0:
 				return storetest.Fault{Before: slow}
+			case 1:
+				return storetest.Fault{After: slow}
+			default:
+				return storetest.Fault{Before: slow, Kind: storetest.LoseRequest}
 			}
-			return storetest.Fault{After: slow}
 		}))
 		cut := 0
 		for i := range 1000 {
@@ -92,7 +100,10 @@ func TestC12_CompleteAgainstAShortDeadline(t *testing.T) {
 				if cut++; status.Code(err) != codes.DeadlineExceeded {
 					t.Fatalf("completing %d: %v", i, err)
 				}
-				if _, err := r.Complete(r.ctx, req); err != nil {
+				if i%2 == 0 {
+					// This caller never comes back. The daemon reads back and writes again all the same: nobody else will.
+					pass(time.Second)
+				} else if _, err := r.Complete(r.ctx, req); err != nil {
 					t.Fatalf("completing %d again: %v", i, err)
 				}
 			}

@@ -63,9 +63,7 @@ type daemon struct {
 // uses it.
 func (w *world) serve(ctx context.Context, s *settings, log *slog.Logger) (err error) {
 	d := &daemon{settings: s, log: log, registry: prometheus.NewRegistry()}
-	if w.origins["store"] == "--store" && hasPassword(s.store) {
-		d.log.Warn("the store's password stands on the command line, where every user of this machine can read it: use --store-password-file")
-	}
+	w.warnOfPassword(s.store, log)
 	d.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	d.metrics = server.NewMetrics(d.registry)
 	if d.choice, err = s.chooseStore(); err != nil {
@@ -84,6 +82,13 @@ func (w *world) serve(ctx context.Context, s *settings, log *slog.Logger) (err e
 		return startError(ctx, err)
 	}
 	return d.run(ctx)
+}
+
+// warnOfPassword warns of a password in a URL that was given as an argument.
+func (w *world) warnOfPassword(store string, log *slog.Logger) {
+	if w.origins["store"] == "--store" && hasPassword(store) {
+		log.Warn("the store's password stands on the command line, where every user of this machine can read it: use --store-password-file")
+	}
 }
 
 // startError says nothing of a start that was called off.

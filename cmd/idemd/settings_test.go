@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -205,6 +207,26 @@ func TestSecretsInURLsAreHidden(t *testing.T) {
 	for _, text := range []string{"postgresql://", "POSTGRESQL://db/x", "postgresql://db/x?", "postgresql://db/ä"} {
 		if hasPassword(text) {
 			t.Errorf("%s has a password", text)
+		}
+	}
+}
+
+// TestOnlyAPasswordIsWarnedOf: not a URL that is merely written otherwise than it would be shown, nor a password that came from elsewhere.
+func TestOnlyAPasswordIsWarnedOf(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		from, store string
+		warned      bool
+	}{
+		{"--store", "postgresql://idemd:secret@127.0.0.1:1/x", true},
+		{"--store", "postgresql://idemd@127.0.0.1:1/x?", false},
+		{"IDEMD_STORE", "postgresql://idemd:secret@127.0.0.1:1/x", false},
+	} {
+		var log bytes.Buffer
+		w := &world{origins: map[string]string{"store": c.from}}
+		w.warnOfPassword(c.store, slog.New(slog.NewTextHandler(&log, nil)))
+		if warned := strings.Contains(log.String(), "--store-password-file"); warned != c.warned || strings.Contains(log.String(), "secret") {
+			t.Errorf("%s from %s: %s", c.store, c.from, log.String())
 		}
 	}
 }

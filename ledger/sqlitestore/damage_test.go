@@ -280,6 +280,23 @@ func TestDamageWhileServing(t *testing.T) {
 	}
 }
 
+// TestABackupOfADamagedLedgerIsNoBackup.
+func TestABackupOfADamagedLedgerIsNoBackup(t *testing.T) {
+	t.Parallel()
+	dir := closedLedger(t, 100)
+	edit(t, filepath.Join(dir, databaseName), func(b []byte) []byte {
+		b[bytes.Index(b, []byte(claimed(50).Put.Ref.Key))] ^= 1
+		return b
+	})
+	path := filepath.Join(t.TempDir(), "backup.db")
+	if _, err := Backup(t.Context(), dir, path); !errors.Is(err, ledger.FaultDamaged) && !isDamage(err) {
+		t.Errorf("got %v", err)
+	}
+	if left, err := filepath.Glob(path + "*"); err != nil || len(left) != 0 {
+		t.Errorf("it left %v, %v", left, err)
+	}
+}
+
 // TestALogDamagedInTheMiddleIsNotCutShort: SQLite itself would read up to the damage and drop the rest without a word.
 func TestALogDamagedInTheMiddleIsNotCutShort(t *testing.T) {
 	t.Parallel()

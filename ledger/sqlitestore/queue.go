@@ -10,8 +10,10 @@ import (
 
 // Sizes of the writer's queue and batches.
 const (
-	// maxBatch is how much work one transaction takes at the most: a write counts one, a Forget one for each row.
-	maxBatch = 256
+	// maxBatch is how much work one transaction takes at the most: a write counts one, and one more for each bytesOfWork of what it carries; a Forget one for
+	// each row. A transaction stays in memory until it commits, so this bounds that too.
+	maxBatch    = 256
+	bytesOfWork = 256 << 10
 	// laterShare is how much of a full batch is left to the work that may wait, so that it is slowed down and never starved.
 	laterShare = maxBatch / 8
 	// queueLength is how many jobs wait in each of the two lines; the next callers wait outside, as long as their contexts let them.

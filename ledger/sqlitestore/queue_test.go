@@ -257,3 +257,13 @@ func TestAfterCloseEverythingIsUnavailable(t *testing.T) {
 		}
 	}
 }
+
+// TestLargeAnswersMakeSmallBatches: what a transaction holds in memory is bounded by its bytes as well as by its writes.
+func TestLargeAnswersMakeSmallBatches(t *testing.T) {
+	t.Parallel()
+	for size, want := range map[int]int{0: 1, 1000: 1, 1 << 20: 5, 8 << 20: 33} {
+		if got := prepare(completed(1, ledger.Stamps{}, size)).weight(); got != want {
+			t.Errorf("a report with an answer of %d bytes counts %d, want %d", size, got, want)
+		}
+	}
+}

@@ -45,7 +45,7 @@ func (s *Store) Write(ctx context.Context, w ledger.Write) (ledger.Written, erro
 	}
 	p := prepare(w)
 	var written ledger.Written
-	err := s.queue.submit(ctx, line, &job{weight: 1, do: func(wr *writer, now ledger.Time) (bool, error) {
+	err := s.queue.submit(ctx, line, &job{weight: p.weight(), do: func(wr *writer, now ledger.Time) (bool, error) {
 		var err error
 		written, err = wr.write(p, now)
 		return written.Applied, err
@@ -89,6 +89,9 @@ func prepare(w ledger.Write) *prepared {
 	}
 	return p
 }
+
+// weight is how much of a batch the write takes.
+func (p *prepared) weight() int { return 1 + (len(p.answer)+len(p.history))/bytesOfWork }
 
 // wellFormed refuses what [ledger.Write] rules out.
 func wellFormed(w ledger.Write) error {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -344,7 +345,8 @@ func TestAReceiptOutlivesItsEntry(t *testing.T) {
 		sweep("before the entries end", sqlidem.Swept{Examined: 1, Kept: 1}) // that of the other process is kept for longer
 		w.advance(t, sqlidem.DefaultReceiptRetention)
 		sweep("likewise", sqlidem.Swept{Examined: 2, Kept: 2})
-		w.ledger.Advance(8 * 24 * time.Hour) // tombstones
+		sweep("right after that", sqlidem.Swept{}) // nobody asks the daemon about them for a while
+		w.ledger.Advance(8 * 24 * time.Hour)       // tombstones
 		w.advance(t, sqlidem.DefaultReceiptRetention)
 		sweep("while a late retry is recognised", sqlidem.Swept{Examined: 2, Kept: 2})
 		w.ledger.Advance(8 * 24 * time.Hour) // forgotten
@@ -379,6 +381,55 @@ func TestAReceiptOfAnEarlierLifeIsNoAnswer(t *testing.T) {
 		result, err := w.guard(t).do(t.Context(), "k", asked("a"), claimed(charge("k")), sqlidem.ReceiptOptions{})
 		if err != nil || result.Outcome != clientlib.Executed || w.effects(t, "k") != 2 {
 			t.Errorf("%+v, %v, %d effects in all", result, err, w.effects(t, "k"))
+		}
+	})
+}
+
+// An attempt of an earlier life of the entry, which wakes up when the entry was forgotten and begun anew, is not answered with what the next
+// life did.
+func TestAReceiptOfALaterLifeIsNoAnswerEither(t *testing.T) {
+	onEveryWorld(t, func(t *testing.T, w *world) {
+		w.crash(t, "k", func(context.Context, tx, clientlib.Claim) (clientlib.Response, error) {
+			must(w.guard(t).do(t.Context(), "other", asked("a"), claimed(charge("other")), sqlidem.ReceiptOptions{}))
+			// The receipt of the next life, as a daemon would have it whose entry is of this moment.
+			execute(t, w.url, `UPDATE idem_receipts SET key = 'k', incarnation = incarnation + 1000000000000, fence = fence + 1000000000000`)
+			return clientlib.Response{}, errors.New("it dies here")
+		})
+		result, err := w.guard(t).do(t.Context(), "k", asked("a"), claimed(charge("k")), sqlidem.ReceiptOptions{})
+		if !errors.Is(err, clientlib.ErrClaimLost) || w.effects(t, "k") != 0 {
+			t.Errorf("%+v, %v, %d effects", result, err, w.effects(t, "k"))
+		}
+	})
+}
+
+// meddling is a connection on which something happens between a sweep's look at a receipt and its deletion.
+type meddling struct {
+	grpc.ClientConnInterface
+	meddle func()
+}
+
+func (m meddling) Invoke(ctx context.Context, method string, request, reply any, options ...grpc.CallOption) error {
+	err := m.ClientConnInterface.Invoke(ctx, method, request, reply, options...)
+	if strings.HasSuffix(method, "/Lookup") {
+		m.meddle()
+	}
+	return err
+}
+
+func TestASweepLeavesAReceiptThatWasWrittenAnewWhileItLooked(t *testing.T) {
+	onEveryWorld(t, func(t *testing.T, w *world) {
+		must(w.guard(t).do(t.Context(), "k", asked("a"), claimed(charge("k")), sqlidem.ReceiptOptions{}))
+		w.ledger.Advance(16 * 24 * time.Hour) // forgotten
+		w.advance(t, sqlidem.DefaultReceiptRetention+time.Hour)
+		client := must(clientlib.New(clientlib.Config{Conn: meddling{w.ledger.Conn(), func() {
+			must(w.guard(t).do(t.Context(), "k", asked("a"), claimed(charge("k")), sqlidem.ReceiptOptions{}))
+		}}}))
+		defer func() { _ = client.Close() }()
+		if _, err := guardOf(w.service(t), client, 0).sweep(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if n := w.count(t, "SELECT count(*) FROM idem_receipts WHERE answer IS NOT NULL"); n != 1 {
+			t.Errorf("%d receipts of the entry's next life are left", n)
 		}
 	})
 }

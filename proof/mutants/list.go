@@ -13,9 +13,14 @@ var (
 	reference = []string{"./ledger/storetest"}
 	client    = []string{"./clientlib"}
 	serving   = []string{"./server"}
+	// Those of the service's own transaction, on PostgreSQL.
+	inOneTransaction = []string{"-run", "TestC11|TestC76|TestAReceipt|TestEachAttempt|TestAFinalFailure", "./clientlib/sqlidem"}
+	consumer         = []string{"./clientlib/sqlidem/inbox"}
+	dispatcher       = []string{"-run", "TestC82|TestAMissing|TestAClaimPuts", "./clientlib/sqlidem/outbox"}
+	webhooks         = []string{"./clientlib/webhook/sqlreceipts"}
 )
 
-var mutants = slices.Concat(rowMutants, decisionMutants, otherMutants, clientMutants)
+var mutants = slices.Concat(rowMutants, decisionMutants, otherMutants, clientMutants, transactionMutants)
 
 // rowMutants break what a write does to a row, and when it may.
 var rowMutants = []mutant{
@@ -290,5 +295,41 @@ var clientMutants = []mutant{
 	{
 		name: "two callers have one fingerprint", file: "clientlib/guard.go", suites: [][]string{client},
 		old: "	hash.Write(length[:])\n", new: "",
+	},
+}
+
+// transactionMutants break what a service keeps in its own database.
+var transactionMutants = []mutant{
+	{
+		name: "another one's row is taken for one's own commit", file: "clientlib/sqlidem/do.go", suites: [][]string{inOneTransaction},
+		old: "r.seen.Last.IDHash == r.begin.IDHash && ", new: "",
+	},
+	{
+		name: "a final failure keeps its mutation", file: "clientlib/sqlidem/do.go", suites: [][]string{inOneTransaction},
+		old: "s.t.Script(s.control, rollbackToWork)", new: "s.t.Script(s.control, \"SELECT 1\")",
+	},
+	{
+		name: "a transaction behind a fence commits", file: "clientlib/sqlidem/statements.go", suites: [][]string{inOneTransaction},
+		old: " AND r.fence <= excluded.fence AND", new: " AND",
+	},
+	{
+		name: "a fence goes up over an answer", file: "clientlib/sqlidem/statements.go", suites: [][]string{inOneTransaction},
+		old: " AND r.answer IS NULL\"", new: "\"",
+	},
+	{
+		name: "the second attempt puts up no fence", file: "clientlib/sqlidem/receipts.go", suites: [][]string{inOneTransaction},
+		old: "claim.Attempt != 1 &&", new: "claim.Attempt > 2 &&",
+	},
+	{
+		name: "a handler that fails keeps its mutation", file: "clientlib/sqlidem/inbox/inbox.go", suites: [][]string{consumer},
+		old: "		if !done {\n", new: "		if !done && false {\n",
+	},
+	{
+		name: "a dispatcher that lost its claim is believed", file: "clientlib/sqlidem/outbox/store.go", suites: [][]string{dispatcher},
+		old: " AND fence = $3::INT8 RETURNING 1)", new: " AND $3::INT8 > 0 RETURNING 1)",
+	},
+	{
+		name: "who waited behind a final failure runs the work", file: "clientlib/webhook/sqlreceipts/sqlreceipts.go", suites: [][]string{webhooks},
+		old: "	case state != waiting:\n", new: "	case false:\n",
 	},
 }

@@ -110,7 +110,7 @@ func chosen(m mutant, words []string) bool {
 // copyTree copies what belongs to the project as it is in the working tree, without what git ignores.
 func copyTree(ctx context.Context, to string) error {
 	out, err := exec.CommandContext(ctx, "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--",
-		"go.mod", "go.sum", "docs", "ledger", "server", "clientlib", "gen", "proto", "cmd", "proof").Output()
+		"go.mod", "go.sum", "docs", "ledger", "server", "clientlib", "gen", "proto", "cmd", "proof", "tools").Output()
 	if err != nil {
 		return fmt.Errorf("git ls-files: %w", err)
 	}

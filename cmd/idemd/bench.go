@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/idemd/idemd/cmd/idemd/internal/workload"
-	idemv1 "github.com/idemd/idemd/gen/idem/v1"
 )
 
 const benchHelp = `Put load on a daemon, and check while it runs that the daemon keeps its promises: one grant for each intent, one answer for every retry, the same
@@ -129,7 +128,7 @@ func (w *world) bench(ctx context.Context, t *target, f benchFlags) error {
 	if f.connections < 1 || f.connections > 1000 {
 		return usage("--connections must be from 1 to 1000")
 	}
-	f.load.Clients = make([]idemv1.LedgerServiceClient, f.connections)
+	f.load.Clients = make([]workload.Client, f.connections)
 	if err := f.load.Validate(); err != nil {
 		return asUsage(err)
 	}
@@ -144,7 +143,7 @@ func (w *world) bench(ctx context.Context, t *target, f benchFlags) error {
 			return err
 		}
 		defer c.close()
-		f.load.Clients[i] = c.LedgerServiceClient
+		f.load.Clients[i] = workload.Unary(c.conn)
 		if i == 0 {
 			first = c
 		}

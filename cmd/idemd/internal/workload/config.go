@@ -6,11 +6,14 @@
 package workload
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
+
+	"google.golang.org/grpc"
 
 	idemv1 "github.com/idemd/idemd/gen/idem/v1"
 )
@@ -95,10 +98,33 @@ const (
 	MaxBodyBytes = 8 << 20
 )
 
+// Client makes the calls of the load. A clientlib.Client is one.
+type Client interface {
+	Begin(ctx context.Context, request *idemv1.BeginRequest) (*idemv1.BeginResponse, error)
+	Complete(ctx context.Context, request *idemv1.CompleteRequest) (*idemv1.CompleteResponse, error)
+}
+
+// Unary makes each call by itself, once.
+func Unary(conn grpc.ClientConnInterface) Client { return unary{idemv1.NewLedgerServiceClient(conn)} }
+
+type unary struct{ ledger idemv1.LedgerServiceClient }
+
+// Begin implements [Client].
+func (u unary) Begin(ctx context.Context, request *idemv1.BeginRequest) (*idemv1.BeginResponse, error) {
+	return u.ledger.Begin(ctx, request)
+}
+
+// Complete implements [Client].
+func (u unary) Complete(ctx context.Context, request *idemv1.CompleteRequest) (*idemv1.CompleteResponse, error) {
+	return u.ledger.Complete(ctx, request)
+}
+
 // Config is one run.
 type Config struct {
-	// Clients are the daemon's, one for each connection or stream; workers take them in turn. At least one.
-	Clients []idemv1.LedgerServiceClient
+	// Clients are the daemon's, one for each connection; workers take them in turn. At least one.
+	Clients []Client
+	// Resending: the clients send a call again by themselves, so that an answer may be that to a resend.
+	Resending bool
 	// Tenant and Operation are whose entries are made: a tenant that has no others. Its policy must have a lease of at least [Lease], or
 	// slow calls look like broken promises, and a retention longer than the run.
 	Tenant    string

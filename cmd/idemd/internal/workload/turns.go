@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -26,21 +25,21 @@ const (
 	longestPause = time.Second
 )
 
-func (w *worker) client(offset int) idemv1.LedgerServiceClient {
+func (w *worker) client(offset int) Client {
 	clients := w.run.cfg.Clients
 	return clients[(w.id+offset)%len(clients)]
 }
 
-// send makes a call, and makes the same call again while it may not have arrived. It returns how often it was sent.
-func send[Q, A any](ctx context.Context, w *worker, request Q, call func(context.Context, Q, ...grpc.CallOption) (A, error)) (A, int, error) {
+// send makes a call, and makes the same call again while it may not have arrived. It returns whether the answer may be that to a resend.
+func send[Q, A any](ctx context.Context, w *worker, request Q, call func(context.Context, Q) (A, error)) (A, bool, error) {
 	begun, wait := time.Now(), firstPause
-	for sent := 1; ; sent++ {
+	for again := w.run.cfg.Resending; ; again = true {
 		w.run.rec.call()
 		one, cancel := context.WithTimeout(ctx, w.run.cfg.CallTimeout)
 		answer, err := call(one, request)
 		cancel()
 		if err == nil || ctx.Err() != nil || !sendAgain(err) || time.Since(begun) > w.run.cfg.GiveUp {
-			return answer, sent, err
+			return answer, again, err
 		}
 		w.run.rec.resend(errorName(err))
 		hint := time.Duration(0)
@@ -48,7 +47,7 @@ func send[Q, A any](ctx context.Context, w *worker, request Q, call func(context
 			hint = min(e.RetryAfter, longestPause)
 		}
 		if !pause(ctx, max(wait, hint)) {
-			return answer, sent, err
+			return answer, again, err
 		}
 		wait = min(2*wait, longestPause)
 	}
@@ -109,12 +108,12 @@ func (w *worker) fresh(ctx context.Context, from time.Time) error {
 
 // claim begins an intent that is new; nil where that was not granted as it must be.
 func (w *worker) claim(ctx context.Context, in *intent) (*idemv1.Claim, error) {
-	resp, sent, err := send(ctx, w, w.beginRequest(in, in.hash), w.client(0).Begin)
+	resp, again, err := send(ctx, w, w.beginRequest(in, in.hash), w.client(0).Begin)
 	if err != nil && refused(err) == "" {
 		return nil, err
 	}
 	claim := resp.GetGranted()
-	kept := claim.GetAttempt() == 1 && !claim.GetPreviousAbandoned() && (sent > 1 || !claim.GetResumed()) && len(claim.GetClaimToken()) > 0
+	kept := claim.GetAttempt() == 1 && !claim.GetPreviousAbandoned() && (again || !claim.GetResumed()) && len(claim.GetClaimToken()) > 0
 	w.run.verdicts.check(OneGrant, in, kept, "the first Begin of a new key was told %s", outcome(resp, err))
 	if !kept {
 		return nil, nil
@@ -128,11 +127,11 @@ func completeRequest(in *intent, claim *idemv1.Claim) *idemv1.CompleteRequest {
 
 // complete completes an intent under its claim; false where that was refused.
 func (w *worker) complete(ctx context.Context, in *intent, claim *idemv1.Claim) (bool, error) {
-	resp, sent, err := send(ctx, w, completeRequest(in, claim), w.client(0).Complete)
+	resp, again, err := send(ctx, w, completeRequest(in, claim), w.client(0).Complete)
 	if err != nil && refused(err) == "" {
 		return false, err
 	}
-	kept := err == nil && resp.GetTimes().GetSettleTime() != nil && (sent > 1 || !resp.GetResent())
+	kept := err == nil && resp.GetTimes().GetSettleTime() != nil && (again || !resp.GetResent())
 	w.run.verdicts.check(NothingLost, in, kept, "its holder's Complete was not taken: %v, %v", resp, err)
 	if kept {
 		in.settled = resp.GetTimes().GetSettleTime().AsTime()

@@ -20,7 +20,7 @@ import (
 )
 
 // config is a short run of everything, ended by its number of turns and not by time.
-func config(clients ...idemv1.LedgerServiceClient) workload.Config {
+func config(clients ...workload.Client) workload.Config {
 	return workload.Config{
 		Clients: clients, Tenant: "load", Operation: "op", Workers: 4, Duration: time.Minute, Turns: 200, BodyBytes: 50,
 		Mix: workload.Mix{workload.Fresh: 1, workload.Replay: 1, workload.Duplicates: 1, workload.Mismatch: 1},
@@ -36,13 +36,13 @@ func run(t *testing.T, c workload.Config) *workload.Report {
 	return r
 }
 
-func (x *between) connect(t *testing.T, d *servertest.Daemon) idemv1.LedgerServiceClient {
+func (x *between) connect(t *testing.T, d *servertest.Daemon) workload.Client {
 	t.Helper()
 	conn, err := d.Dial(grpc.WithUnaryInterceptor(x.intercept))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return idemv1.NewLedgerServiceClient(conn)
+	return workload.Unary(conn)
 }
 
 // between stands between load and daemon, and falsifies what the daemon says.
@@ -271,7 +271,7 @@ func TestLostRepliesBreakNoPromise(t *testing.T) {
 		calls++
 		return calls%7 == 0 && (strings.HasSuffix(method, "/Begin") || strings.HasSuffix(method, "/Complete"))
 	})
-	c := config(idemv1.NewLedgerServiceClient(d.Conn()))
+	c := config(workload.Unary(d.Conn()))
 	c.Turns = 100
 	r := run(t, c)
 	if d.LostReplies() == 0 || len(r.Resends) == 0 {
@@ -287,7 +287,7 @@ func TestAnOutageIsAnErrorAndNoBrokenPromise(t *testing.T) {
 	t.Parallel()
 	d := servertest.New(t, servertest.Options{})
 	d.Down()
-	c := config(idemv1.NewLedgerServiceClient(d.Conn()))
+	c := config(workload.Unary(d.Conn()))
 	c.Turns, c.GiveUp = 8, time.Nanosecond
 	r := run(t, c)
 	if r.Broken != 0 || r.ErrorCount() != 8 || r.Turns != 0 {

@@ -259,6 +259,21 @@ func TestAnHonestDaemonIsFoundHonest(t *testing.T) {
 	}
 }
 
+// TestWhoeverWasNotGrantedIsSeenToGetTheAnswer: also those who were told IN_PROGRESS at first.
+func TestWhoeverWasNotGrantedIsSeenToGetTheAnswer(t *testing.T) {
+	t.Parallel()
+	d := servertest.New(t, servertest.Options{})
+	c := config(workload.Unary(d.Conn()))
+	c.Mix = workload.Mix{workload.Duplicates: 1}
+	r := run(t, c)
+	for _, p := range r.Promises {
+		// Of four callers two are one, so that at least two are not granted.
+		if want := 2*c.Turns + r.Rechecked; p.Promise == workload.SameAnswer && p.Checked < want {
+			t.Errorf("%d answers were compared in %d turns, want at least %d", p.Checked, c.Turns, want)
+		}
+	}
+}
+
 // TestLostRepliesBreakNoPromise: what was sent again is told apart from what came twice.
 func TestLostRepliesBreakNoPromise(t *testing.T) {
 	t.Parallel()

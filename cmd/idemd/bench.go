@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 
+	"github.com/idemd/idemd/clientlib"
 	"github.com/idemd/idemd/cmd/idemd/internal/workload"
 )
 
@@ -42,6 +43,7 @@ const maxNotBegun = 0.01
 type benchFlags struct {
 	load                   workload.Config
 	connections            int
+	session                bool
 	mix                    mixFlag
 	keys                   choice
 	warmup, duration, wait durationFlag
@@ -64,6 +66,7 @@ func (w *world) benchCommand() *cobra.Command {
 	fs := cmd.Flags()
 	fs.IntVar(&f.load.Workers, "workers", 64, "how many turns are under way at once")
 	fs.IntVar(&f.connections, "connections", 2, "over how many connections")
+	fs.BoolVar(&f.session, "session", false, "make the calls on one Session stream for each connection, as clientlib does when asked")
 	fs.Float64Var(&f.load.Rate, "rate", 0, "begin so many turns in a `second`. Default: as many as the daemon does")
 	fs.Var(&f.duration, "duration", "how long to measure")
 	fs.Var(&f.warmup, "warmup", "how long to run before that")
@@ -107,6 +110,7 @@ type benchReport struct {
 	Tenant      string  `json:"tenant"`
 	Workers     int     `json:"workers"`
 	Connections int     `json:"connections"`
+	Session     bool    `json:"session"`
 	Rate        float64 `json:"rate"`
 	Mix         string  `json:"mix"`
 	Keys        string  `json:"keys"`
@@ -123,7 +127,7 @@ type benchReport struct {
 func (w *world) bench(ctx context.Context, t *target, f benchFlags) error {
 	f.load.Mix, f.load.Keys = workload.Mix(f.mix), workload.Keys(f.keys.value)
 	f.load.Warmup, f.load.Duration, f.load.Wait = time.Duration(f.warmup), time.Duration(f.duration), time.Duration(f.wait)
-	f.load.CallTimeout = time.Duration(t.timeout)
+	f.load.CallTimeout, f.load.Resending = time.Duration(t.timeout), f.session
 	f.load.Tenant, f.load.Operation = "idemd-bench-"+uuid.NewString(), benchOperation
 	if f.connections < 1 || f.connections > 1000 {
 		return usage("--connections must be from 1 to 1000")
@@ -144,6 +148,14 @@ func (w *world) bench(ctx context.Context, t *target, f benchFlags) error {
 		}
 		defer c.close()
 		f.load.Clients[i] = workload.Unary(c.conn)
+		if f.session {
+			onStream, err := clientlib.New(clientlib.Config{Conn: c.conn, Sessions: 1, LedgerTimeout: f.load.CallTimeout, TryTimeout: f.load.CallTimeout})
+			if err != nil {
+				return err
+			}
+			defer func() { _ = onStream.Close() }()
+			f.load.Clients[i] = onStream
+		}
 		if i == 0 {
 			first = c
 		}
@@ -155,7 +167,7 @@ func (w *world) bench(ctx context.Context, t *target, f benchFlags) error {
 func (w *world) benchOn(ctx, running context.Context, c *client, f benchFlags) error {
 	keep := f.load.Warmup + f.load.Duration + benchGrace
 	report := benchReport{
-		Tenant: f.load.Tenant, Workers: f.load.Workers, Connections: f.connections, Rate: f.load.Rate, Mix: f.load.Mix.String(),
+		Tenant: f.load.Tenant, Workers: f.load.Workers, Connections: f.connections, Session: f.session, Rate: f.load.Rate, Mix: f.load.Mix.String(),
 		Keys: f.keys.value, HotKeys: f.load.HotKeys, BodyBytes: f.load.BodyBytes, Failures: []string{},
 	}
 	if w.draws {

@@ -34,6 +34,9 @@ func TestBenchReportsAndLeavesNoEntries(t *testing.T) {
 	if !strings.HasPrefix(report.Tenant, "idemd-bench-") || report.Turns != 60 || report.Erased == 0 || report.Rechecked == 0 || len(report.Failures) != 0 {
 		t.Errorf("reported %+v", report)
 	}
+	if streamed := d.runs("", quickBench("--session")...); streamed.code != exitOK || d.sessions() == 0 {
+		t.Errorf("exit %d, %d sessions: %s", streamed.code, d.sessions(), streamed.stderr)
+	}
 	text := d.runs("", quickBench("--hot-keys", "3", "--keys", "uuidv7")...)
 	for _, want := range []string{"60 turns in", "SPAN ", "pair ", "PROMISE ", "one-grant ", "erased, whose tombstones go"} {
 		if !strings.Contains(text.stdout, want) || text.code != exitOK {

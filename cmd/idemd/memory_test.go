@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,7 +31,11 @@ type memoryDaemon struct {
 	claims   map[string]*idemv1.Claim
 	caller   idemv1.LedgerServiceClient
 	attempts int
+	streams  *atomic.Int64 // Session streams that were opened
 }
+
+// sessions is how many Session streams were opened so far.
+func (d *memoryDaemon) sessions() int64 { return d.streams.Load() }
 
 // memoryStart is when the clocks of memory daemons start.
 var memoryStart = time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)
@@ -40,6 +45,7 @@ func newMemoryDaemon(t *testing.T) *memoryDaemon {
 	ctx, cancel := context.WithCancel(t.Context())
 	d := &memoryDaemon{
 		t: t, clock: storetest.NewClock(ledger.Time(memoryStart.UnixMicro())), listener: bufconn.Listen(1 << 20), claims: map[string]*idemv1.Claim{},
+		streams: &atomic.Int64{},
 	}
 	store := storetest.NewModel(d.clock, 0)
 	secret := ledger.Setting{Kind: "secret", Name: "v1", Body: bytes.Repeat([]byte{7}, ledger.SecretBytes)}
@@ -50,7 +56,13 @@ func newMemoryDaemon(t *testing.T) *memoryDaemon {
 	if d.ledger, err = ledger.New(ctx, ledger.Config{Store: store, Daemon: "memory", SweepEvery: -1}); err != nil {
 		t.Fatal(err)
 	}
-	s, err := server.New(server.Config{Ledger: d.ledger})
+	counted := grpc.StreamInterceptor(func(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		if info.FullMethod == idemv1.LedgerService_Session_FullMethodName {
+			d.streams.Add(1)
+		}
+		return handler(service, stream)
+	})
+	s, err := server.New(server.Config{Ledger: d.ledger, ServerOptions: []grpc.ServerOption{counted}})
 	if err != nil {
 		t.Fatal(err)
 	}

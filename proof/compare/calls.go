@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/idemd/idemd/clientlib"
 	idemv1 "github.com/idemd/idemd/gen/idem/v1"
 )
 
@@ -46,8 +47,25 @@ func randomBytes(n int) []byte {
 	return out
 }
 
+// ledger makes calls. A clientlib.Client is one.
+type ledger interface {
+	Begin(ctx context.Context, request *idemv1.BeginRequest) (*idemv1.BeginResponse, error)
+	Complete(ctx context.Context, request *idemv1.CompleteRequest) (*idemv1.CompleteResponse, error)
+}
+
+// unary makes each call by itself.
+type unary struct{ idemv1.LedgerServiceClient }
+
+func (u unary) Begin(ctx context.Context, request *idemv1.BeginRequest) (*idemv1.BeginResponse, error) {
+	return u.LedgerServiceClient.Begin(ctx, request)
+}
+
+func (u unary) Complete(ctx context.Context, request *idemv1.CompleteRequest) (*idemv1.CompleteResponse, error) {
+	return u.LedgerServiceClient.Complete(ctx, request)
+}
+
 // pairs returns a step that begins a fresh key and completes it.
-func pairs(clients []idemv1.LedgerServiceClient, tenant string, bodyBytes int) func(context.Context, int) error {
+func pairs(clients []ledger, tenant string, bodyBytes int) func(context.Context, int) error {
 	return func(ctx context.Context, worker int) error {
 		client := clients[worker%len(clients)]
 		request := beginRequest(tenant, uuid.New())
@@ -64,7 +82,7 @@ func pairs(clients []idemv1.LedgerServiceClient, tenant string, bodyBytes int) f
 }
 
 // replays returns a step that begins one of a thousand settled keys.
-func replays(ctx context.Context, clients []idemv1.LedgerServiceClient, bodyBytes int) (func(context.Context, int) error, error) {
+func replays(ctx context.Context, clients []ledger, bodyBytes int) (func(context.Context, int) error, error) {
 	keys := make([]uuid.UUID, 1000)
 	for i := range keys {
 		keys[i] = uuid.New()
@@ -86,11 +104,24 @@ func replays(ctx context.Context, clients []idemv1.LedgerServiceClient, bodyByte
 	}, nil
 }
 
-func ledgerClients(conns []*grpc.ClientConn) (out []idemv1.LedgerServiceClient) {
+func ledgerClients(conns []*grpc.ClientConn) (out []ledger) {
 	for _, conn := range conns {
-		out = append(out, idemv1.NewLedgerServiceClient(conn))
+		out = append(out, unary{idemv1.NewLedgerServiceClient(conn)})
 	}
 	return out
+}
+
+// sessions are clients that make their calls on one Session stream for each connection.
+func (l *lab) sessions(conns []*grpc.ClientConn) (out []ledger, err error) {
+	for _, conn := range conns {
+		client, err := clientlib.New(clientlib.Config{Conn: conn, Sessions: 1})
+		if err != nil {
+			return nil, err
+		}
+		l.atEnd(func() { _ = client.Close() })
+		out = append(out, client)
+	}
+	return out, nil
 }
 
 // sizes are the lengths in bytes of the messages of a pair and of a replay, as they are between client and daemon.
@@ -99,7 +130,7 @@ type sizes struct {
 }
 
 // messageSizes makes a pair and a replay, and weighs what goes over the wire.
-func messageSizes(ctx context.Context, client idemv1.LedgerServiceClient, bodyBytes int) (s sizes, err error) {
+func messageSizes(ctx context.Context, client ledger, bodyBytes int) (s sizes, err error) {
 	request := beginRequest(tenant, uuid.New())
 	begun, err := client.Begin(ctx, request)
 	if err != nil {

@@ -12,6 +12,7 @@ const (
 	nameEcho       = "echo"
 	nameEchoStream = "echo stream"
 	nameEmbedded   = "idemd, embedded"
+	nameSessions   = "idemd, sessions"
 	namePostgres   = "idemd, PostgreSQL"
 	nameByHand     = "pgx, PostgreSQL"
 	nameCockroach  = "idemd, CockroachDB"
@@ -50,6 +51,8 @@ func ratio(above, below float64) float64 {
 
 var targets = []target{
 	{"embedded store, pairs, to the echo", rate(nameEmbedded, nameEcho), 0.45, false},
+	{"embedded store, pairs on Session streams, to Redis", rate(nameSessions, nameRedis), 1.1, false},
+	{"embedded store, pairs on Session streams, to the echo stream", rate(nameSessions, nameEchoStream), 0, false},
 	{"PostgreSQL through idemd to pgx", rate(namePostgres, nameByHand), 2.5, false},
 	{"CockroachDB through idemd to pgx", rate(nameCockroach, nameByHandCRDB), 2.5, false},
 	{"replays to the echo", rate(nameReplay, nameEchoReplay), 0.8, false},
@@ -142,6 +145,10 @@ func (l *lab) candidates(ctx context.Context) ([]*candidate, error) {
 	if err != nil {
 		return nil, err
 	}
+	onStreams, err := l.sessions(conns)
+	if err != nil {
+		return nil, err
+	}
 	replay, err := replays(ctx, clients, l.bodyBytes)
 	if err != nil {
 		return nil, err
@@ -155,6 +162,7 @@ func (l *lab) candidates(ctx context.Context) ([]*candidate, error) {
 		{nameEcho, "two unary calls: " + pairOf, unitPairs, l.workers, echoes(echoConns, pair...)},
 		{nameEmbedded, "Begin, Complete, synced", unitPairs, l.workers, pairs(clients, tenant, l.bodyBytes)},
 		{nameEchoStream, "the same two messages on a stream for each connection", unitPairs, l.workers, streamed},
+		{nameSessions, "Begin, Complete on a Session stream for each connection, synced", unitPairs, l.workers, pairs(onStreams, tenant, l.bodyBytes)},
 	}
 	more, err := l.databases(ctx)
 	if err != nil {

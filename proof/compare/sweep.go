@@ -86,7 +86,7 @@ func (l *lab) sweep(ctx context.Context) error {
 
 // callers begin and complete at the rate of the config for as long as is measured, and return the 99th percentile of Begin in seconds, counted from
 // when each was due. With a sweep they last until it ends, if that is sooner; it is called off otherwise.
-func (l *lab) callers(ctx context.Context, clients []idemv1.LedgerServiceClient, s *sweeping) (float64, error) {
+func (l *lab) callers(ctx context.Context, clients []ledger, s *sweeping) (float64, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var ended chan struct{} // never ready without a sweep

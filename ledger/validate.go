@@ -6,6 +6,7 @@ import (
 	"crypto/sha1" //nolint:gosec // likewise
 	"crypto/sha256"
 	"crypto/sha512"
+	"encoding/hex"
 	"fmt"
 	"strconv"
 	"strings"
@@ -47,8 +48,28 @@ func validateLease(lease time.Duration) *Refusal {
 
 // isUUID reports whether text is any common spelling of id.
 func isUUID(text string, id [16]byte) bool {
-	text = strings.TrimPrefix(strings.ToLower(strings.Trim(text, "{}")), "urn:uuid:")
-	return strings.ReplaceAll(text, "-", "") == fmt.Sprintf("%x", id[:])
+	const urn = "urn:uuid:"
+	text = strings.Trim(text, "{}")
+	if len(text) > len(urn) && strings.EqualFold(text[:len(urn)], urn) {
+		text = text[len(urn):]
+	}
+	var digits [32]byte
+	hex.Encode(digits[:], id[:])
+	n := 0
+	for i := range len(text) {
+		c := text[i]
+		if c == '-' {
+			continue
+		}
+		if 'A' <= c && c <= 'F' {
+			c += 'a' - 'A'
+		}
+		if n == len(digits) || c != digits[n] {
+			return false
+		}
+		n++
+	}
+	return n == len(digits)
 }
 
 func validateFingerprints(fps []Fingerprint) *Refusal {
@@ -56,7 +77,7 @@ func validateFingerprints(fps []Fingerprint) *Refusal {
 		return invalid(ReasonInvalidFingerprint, "fingerprints", fmt.Sprintf("must be 1 to %d", MaxFingerprints))
 	}
 	for i, fp := range fps {
-		field := fmt.Sprintf("fingerprints[%d]", i)
+		field := "fingerprints[" + strconv.Itoa(i) + "]"
 		switch {
 		case fp.Algorithm == "" || len(fp.Algorithm) > MaxAlgorithmChars || strings.Trim(fp.Algorithm, algorithmChars) != "":
 			return invalid(ReasonInvalidFingerprint, field+".algorithm",

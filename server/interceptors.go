@@ -50,6 +50,9 @@ const (
 	// connectionAge has clients come back through the load balancer from time to time; connectionGrace lets the longest wait end first.
 	connectionAge   = 30 * time.Minute
 	connectionGrace = ledger.MaxWait + 30*time.Second
+	// streamWorkers is how many goroutines carry out calls one after the other: more than a busy daemon has at work at once, since most calls wait for the
+	// store. Idle, they cost a few megabytes.
+	streamWorkers = 128
 	// handshakeTimeout bounds a connection that does not get as far as HTTP/2.
 	handshakeTimeout = 20 * time.Second
 )
@@ -68,6 +71,9 @@ func (s *Server) serverOptions() []grpc.ServerOption {
 		grpc.ChainUnaryInterceptor(unary...),
 		grpc.ChainStreamInterceptor(stream...),
 		grpc.ForceServerCodecV2(newRequestCodec()),
+		// Calls run deep (interceptors, validation, gRPC itself), and a fresh goroutine grows its stack several times on the way. When all workers are
+		// busy, or wait, a call gets a goroutine of its own.
+		grpc.NumStreamWorkers(streamWorkers),
 		grpc.MaxRecvMsgSize(MaxReceiveBytes),
 		grpc.MaxSendMsgSize(MaxSendBytes),
 		grpc.MaxHeaderListSize(maxHeaderBytes),

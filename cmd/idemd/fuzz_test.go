@@ -38,7 +38,7 @@ func FuzzConfigFile(f *testing.F) {
 	})
 }
 
-// Whatever a policy's file says, it is refused, or is one that the ledger judges, and that is written and read as the same again.
+// Whatever a policy's file says, it is refused with the file's name, or is a policy that can be sent and that the ledger judges.
 func FuzzPolicyFile(f *testing.F) {
 	for _, seed := range []string{
 		"", "tenant: '*'\noperation: charge\nlease: 10s\nhorizons: {client_retry: 90d}\n", `{"tenant":"a","operation":"b","keyFormat":"KEY_FORMAT_UUID"}`,
@@ -55,12 +55,8 @@ func FuzzPolicyFile(f *testing.F) {
 			}
 			return
 		}
-		again, err := proto.Marshal(policy)
-		if err != nil {
+		if _, err := proto.Marshal(policy); err != nil {
 			t.Fatalf("%q is read as what can not be sent: %v", content, err)
-		}
-		if proto.Size(policy) != len(again) {
-			t.Errorf("%q: %d bytes", content, len(again))
 		}
 		p := policyFromProto(policy)
 		_ = p.Validate(ledger.Clamp{})

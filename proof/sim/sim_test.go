@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -75,23 +76,26 @@ func playOne(t *testing.T, seed uint64) {
 			totals.faults[kind] += n
 		}
 		if len(w.auditor.complaints) > 0 {
-			t.Errorf("seed %d:\n  %s\n%s", seed, strings.Join(w.auditor.complaints, "\n  "), save(seed, w.auditor.trace))
+			t.Errorf("seed %d:\n  %s\n%s", seed, strings.Join(w.auditor.complaints, "\n  "), save(seed, w.auditor.trace, w.recording.steps))
 		}
 	})
 }
 
-// save keeps the trace of a world that failed, and says where. PROOF_ARTIFACTS names the folder; else it is a temporary one.
-func save(seed uint64, trace []string) string {
+// save keeps the trace of a world that failed, and the recording of its store, and says where. PROOF_ARTIFACTS names the folder; else it is a
+// temporary one.
+func save(seed uint64, trace []string, steps []step) string {
 	dir := os.Getenv("PROOF_ARTIFACTS")
 	if dir == "" {
 		dir = os.TempDir()
 	}
-	name := filepath.Join(dir, fmt.Sprintf("sim-%d.trace", seed))
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	name := filepath.Join(dir, fmt.Sprintf("sim-%d", seed))
+	err := errors.Join(
+		os.MkdirAll(dir, 0o755),
+		os.WriteFile(name+".trace", []byte(strings.Join(trace, "\n")+"\n"), 0o600),
+		os.WriteFile(name+".steps", encode(steps), 0o600),
+	)
+	if err != nil {
 		return err.Error()
 	}
-	if err := os.WriteFile(name, []byte(strings.Join(trace, "\n")+"\n"), 0o600); err != nil {
-		return err.Error()
-	}
-	return "trace saved in " + name
+	return "saved in " + name + ".trace and " + name + ".steps; SIM_REPLAY plays the latter again"
 }

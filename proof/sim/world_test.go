@@ -49,7 +49,9 @@ type world struct {
 	auditor *auditor
 	clock   *storetest.Clock
 	store   ledger.Store
-	down    downstream
+	// recording is what the store was asked.
+	recording *recording
+	down      downstream
 
 	mu      sync.Mutex
 	running [daemons]*servertest.Daemon // guarded by mu
@@ -111,7 +113,8 @@ func (w *world) stop(n int) {
 // play runs a world to its end, inside a bubble, and returns it.
 func play(t *testing.T, seed uint64, wrong fault) *world {
 	clock := storetest.NewRunningClock()
-	w := &world{t: t, fault: wrong, auditor: newAuditor(), clock: clock, store: storetest.NewModel(clock, 0), faults: map[storetest.FaultKind]int{}}
+	w := &world{t: t, fault: wrong, auditor: newAuditor(), clock: clock, recording: &recording{Store: storetest.NewModel(clock, 0), clock: clock}, faults: map[storetest.FaultKind]int{}}
+	w.store = w.recording
 	w.down.reached = map[string]int64{}
 	w.down.found = map[string]effect{}
 	rng := rand.New(rand.NewPCG(seed, 0))

@@ -1,0 +1,234 @@
+package sim
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/idemd/idemd/ledger"
+	"github.com/idemd/idemd/ledger/sqlitestore"
+	"github.com/idemd/idemd/ledger/storetest"
+)
+
+// recording is a store that keeps what it was asked, when, and what it answered, in the order in which it carried it out: below the faults, so that a
+// write that landed late stands where it landed. Unlike the world itself it can be played again exactly, on any store.
+type recording struct {
+	ledger.Store
+	clock *storetest.Clock
+
+	mu    sync.Mutex
+	steps []step // guarded by mu
+}
+
+// step is one call. Of its questions one is set, or none for Ready.
+type step struct {
+	At         ledger.Time
+	Get        *ledger.ScopeID   `json:",omitempty"`
+	Write      *ledger.Write     `json:",omitempty"`
+	Page       *ledger.PageQuery `json:",omitempty"`
+	Forget     []ledger.Row      `json:",omitempty"`
+	Settings   *string           `json:",omitempty"`
+	PutSetting *putSetting       `json:",omitempty"`
+	Answer     json.RawMessage
+}
+
+type putSetting struct {
+	Setting ledger.Setting
+	Expect  int64
+}
+
+// ask carries a step out.
+func (s step) ask(ctx context.Context, store ledger.Store) (any, error) {
+	switch {
+	case s.Get != nil:
+		return store.Get(ctx, *s.Get)
+	case s.Write != nil:
+		return store.Write(ctx, *s.Write)
+	case s.Page != nil:
+		return store.Page(ctx, *s.Page)
+	case s.Forget != nil:
+		return store.Forget(ctx, s.Forget)
+	case s.Settings != nil:
+		return store.Settings(ctx, *s.Settings)
+	case s.PutSetting != nil:
+		return store.PutSetting(ctx, s.PutSetting.Setting, s.PutSetting.Expect)
+	default:
+		return store.Ready(ctx)
+	}
+}
+
+// record carries a step out and keeps it. A call that its caller left is not kept: it did nothing.
+func record[A any](ctx context.Context, r *recording, s step) (A, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.At = r.clock.Now()
+	answer, err := s.ask(ctx, r.Store)
+	if err == nil {
+		if s.Answer, err = json.Marshal(answer); err != nil {
+			return answer.(A), fmt.Errorf("recording: %w", err)
+		}
+		r.steps = append(r.steps, s)
+	}
+	return answer.(A), err
+}
+
+func (r *recording) Get(ctx context.Context, scope ledger.ScopeID) (ledger.Reading, error) {
+	return record[ledger.Reading](ctx, r, step{Get: &scope})
+}
+
+func (r *recording) Write(ctx context.Context, w ledger.Write) (ledger.Written, error) {
+	return record[ledger.Written](ctx, r, step{Write: &w})
+}
+
+func (r *recording) Page(ctx context.Context, q ledger.PageQuery) (ledger.Page, error) {
+	return record[ledger.Page](ctx, r, step{Page: &q})
+}
+
+func (r *recording) Forget(ctx context.Context, rows []ledger.Row) (int, error) {
+	return record[int](ctx, r, step{Forget: rows})
+}
+
+func (r *recording) Settings(ctx context.Context, kind string) (ledger.Settings, error) {
+	return record[ledger.Settings](ctx, r, step{Settings: &kind})
+}
+
+func (r *recording) PutSetting(ctx context.Context, s ledger.Setting, expect int64) (bool, error) {
+	return record[bool](ctx, r, step{PutSetting: &putSetting{s, expect}})
+}
+
+func (r *recording) Ready(ctx context.Context) (ledger.Time, error) {
+	return record[ledger.Time](ctx, r, step{})
+}
+
+// replay asks a store the same again, with its clock as it was then, and returns at which step it answers something else, and what: -1 if nowhere.
+func replay(ctx context.Context, steps []step, store ledger.Store, clock *storetest.Clock) (at int, difference string) {
+	for i, s := range steps {
+		clock.Set(s.At)
+		got, err := s.ask(ctx, store)
+		answer, marshalErr := json.Marshal(got)
+		if err != nil || marshalErr != nil || !sameJSON(answer, s.Answer) {
+			asked, _ := json.Marshal(s)
+			return i, fmt.Sprintf("asked %s\nanswers %s %v", asked, answer, err)
+		}
+	}
+	return -1, ""
+}
+
+// sameJSON compares two answers, in which "none" can be written in two ways.
+func sameJSON(a, b []byte) bool {
+	var x, y any
+	return json.Unmarshal(a, &x) == nil && json.Unmarshal(b, &y) == nil && reflect.DeepEqual(withoutEmpty(x), withoutEmpty(y))
+}
+
+func withoutEmpty(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for name, value := range v {
+			if v[name] = withoutEmpty(value); v[name] == nil {
+				delete(v, name)
+			}
+		}
+	case []any:
+		for i := range v {
+			v[i] = withoutEmpty(v[i])
+		}
+		if len(v) == 0 {
+			return nil
+		}
+	case string:
+		if v == "" {
+			return nil
+		}
+	}
+	return v
+}
+
+// encode is one line for each step.
+func encode(steps []step) (out []byte) {
+	for _, s := range steps {
+		line, err := json.Marshal(s)
+		if err != nil {
+			line = fmt.Appendf(nil, "%q", err.Error())
+		}
+		out = append(append(out, line...), '\n')
+	}
+	return out
+}
+
+func decode(t *testing.T, path string) (steps []step) {
+	t.Helper()
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	lines := bufio.NewScanner(file)
+	for lines.Buffer(nil, 64<<20); lines.Scan(); {
+		var s step
+		if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
+			t.Fatalf("step %d: %v", len(steps)+1, err)
+		}
+		steps = append(steps, s)
+	}
+	if err := lines.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return steps
+}
+
+// stores are those that recordings are played again on. Two of them agree where neither is wrong.
+func stores(t *testing.T) map[string]func(clock *storetest.Clock) ledger.Store {
+	return map[string]func(clock *storetest.Clock) ledger.Store{
+		"reference": func(clock *storetest.Clock) ledger.Store { return storetest.NewModel(clock, 0) },
+		"embedded": func(clock *storetest.Clock) ledger.Store {
+			store, err := sqlitestore.Open(t.Context(), sqlitestore.Config{Dir: t.TempDir(), Clock: clock.Now})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = store.Close() })
+			return store
+		},
+	}
+}
+
+// TestARecordingIsPlayedAgain: SIM_REPLAY names one that a failing world left; else one is made. Every store answers as the world's store did, and one that
+// does not is found at the step where it does not.
+func TestARecordingIsPlayedAgain(t *testing.T) {
+	t.Parallel()
+	path := os.Getenv("SIM_REPLAY")
+	if path == "" {
+		path = recorded(t)
+	}
+	steps := decode(t, path)
+	t.Logf("%d steps", len(steps))
+	for name, open := range stores(t) {
+		clock := storetest.NewClock(steps[0].At)
+		if at, difference := replay(t.Context(), steps, open(clock), clock); at >= 0 {
+			t.Errorf("%s store, step %d of %d: %s", name, at+1, len(steps), difference)
+		}
+	}
+	clock := storetest.NewClock(steps[0].At)
+	if at, _ := replay(t.Context(), steps, forgetfulOfGrants(storetest.NewModel(clock, 0)), clock); at < 0 {
+		t.Error("a store that keeps no grants answers everything as the world's did")
+	}
+}
+
+// recorded plays a world and keeps its recording in a file, as one that failed does.
+func recorded(t *testing.T) string {
+	path := filepath.Join(t.TempDir(), "world.steps")
+	synctest.Test(t, func(t *testing.T) {
+		w := play(t, uint64(time.Now().UnixNano()), fault{})
+		if err := os.WriteFile(path, encode(w.recording.steps), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	})
+	return path
+}

@@ -34,6 +34,9 @@ func newLab(ctx context.Context, c *config) (*lab, error) {
 	if l.dir, err = os.MkdirTemp(c.dir, "idemd-compare-"); err != nil {
 		return nil, err
 	}
+	if l.dir, err = filepath.Abs(l.dir); err != nil { // servers go to folders of their own
+		return nil, err
+	}
 	l.atEnd(func() { _ = os.RemoveAll(l.dir) })
 	if c.idemd == "" {
 		c.idemd = filepath.Join(l.dir, "idemd")

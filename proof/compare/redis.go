@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -25,7 +26,13 @@ func (l *lab) redisPairs(ctx context.Context) (func(context.Context, int) error,
 	if err != nil {
 		return nil, fmt.Errorf("redis-server is %w", errMissing)
 	}
-	socket := filepath.Join(l.dir, "redis.sock")
+	// The path of a unix socket must be short, so it does not follow a long -dir.
+	short, err := os.MkdirTemp("/tmp", "idemd-redis-")
+	if err != nil {
+		return nil, err
+	}
+	l.atEnd(func() { _ = os.RemoveAll(short) })
+	socket := filepath.Join(short, "redis.sock")
 	c, err := l.start(program, "--port", "0", "--unixsocket", socket, "--dir", l.dir, "--appendonly", "yes", "--appendfsync", "always", "--save", "")
 	if err != nil {
 		return nil, err

@@ -194,10 +194,19 @@ func TestC06_TheFirstFingerprintBinds(t *testing.T) {
 	b.fail(b.begin("k", "a1"), ledger.Retryable)
 	other := b.beginRequest("k", "b1")
 	other.Fingerprints = fingerprintsOf(command{args: map[string]string{"hash": "h2"}})
+	// By whoever asks, for whatever: a new attempt, a recovery, and the attempt that is at work.
 	refused := func(when string) {
 		t.Helper()
-		if _, err := b.ledger.Begin(t.Context(), ledger.Caller{}, other); reasonOf(err) != ledger.ReasonKeyReused {
-			t.Errorf("%s: %v", when, err)
+		for _, attempt := range []string{"x1", "a1", "a2", "a3"} {
+			for _, mode := range []ledger.Mode{ledger.Run, ledger.Recover} {
+				if mode == ledger.Recover && attempt != "x1" {
+					continue // it would be refused for its id
+				}
+				other.AttemptID, other.Mode = uuidOf(attempt), mode
+				if _, err := b.ledger.Begin(t.Context(), ledger.Caller{}, other); reasonOf(err) != ledger.ReasonKeyReused {
+					t.Errorf("%s, attempt %s, mode %d: %v", when, attempt, mode, err)
+				}
+			}
 		}
 	}
 	refused("after a retryable failure")
@@ -224,6 +233,7 @@ func TestC06_TheFirstFingerprintBinds(t *testing.T) {
 	settled("given up", func(c claim) { b.fail(c, ledger.Unknown) })
 	settled("released", func(c claim) { b.resolve(c.ref, ledger.ResolveRelease, 1, true) })
 	settled("settled by an operator", func(c claim) { b.resolve(c.ref, ledger.ResolveComplete, 1, true) })
+	settled("lapsed", func(c claim) { b.clock.Advance(time.Hour + 10*time.Second) })
 	hold := quick()
 	hold.OnAbandoned = ledger.Hold
 	b.policy(hold)
@@ -232,6 +242,35 @@ func TestC06_TheFirstFingerprintBinds(t *testing.T) {
 		_, err := b.ledger.Erase(t.Context(), ledger.Caller{}, ledger.EraseRequest{Tenant: "acme", CreatedUntil: b.clock.Now().Wall(), Force: true}, nil)
 		b.must(err)
 	})
+}
+
+// C06, of two algorithms: every one that both name must agree, in whatever order; and what a later attempt names beside is not taken in.
+func TestC06_NoAlgorithmIsLeftOut(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.policy(quick())
+	begin := func(attempt, hash string) (ledger.BeginResult, error) {
+		r := b.beginRequest("k", attempt)
+		r.Fingerprints = fingerprintsOf(command{args: map[string]string{"hash": hash}})
+		return b.ledger.Begin(t.Context(), ledger.Caller{}, r)
+	}
+	_, err := begin("a1", "v1:one,v2:two")
+	b.must(err)
+	for _, hash := range []string{"v1:one,v2:other", "v1:other,v2:two", "v2:two,v1:other", "v2:other,v1:one", "v2:other"} {
+		_, err := begin("b1", hash)
+		b.wantReason(err, ledger.ReasonKeyReused)
+	}
+	b.clock.Advance(10 * time.Second)
+	if r, err := begin("a2", "v2:two,v3:three"); err != nil || r.Granted == nil {
+		t.Fatalf("by the second algorithm: %+v %v", r, err)
+	}
+	_, err = begin("b1", "v3:three")
+	b.wantReason(err, ledger.ReasonHashIncomparable)
+	_, err = begin("b1", "v1:other,v3:three")
+	b.wantReason(err, ledger.ReasonKeyReused)
+	if r, err := begin("b1", "v1:one"); err != nil || r.InProgress == nil {
+		t.Errorf("the first payload: %+v %v", r, err)
+	}
 }
 
 // C07: at the exact instant an entry is one thing, for every reader: never two, never neither. rule-instants.txt has the writers.

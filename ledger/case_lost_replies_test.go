@@ -3,6 +3,7 @@ package ledger_test
 import (
 	"context"
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -28,6 +29,9 @@ func TestC10_AResentBeginGetsItsClaim(t *testing.T) {
 	if string(second.Token) != string(first.Token) || second.Fence != first.Fence || !second.Resumed || second.PreviousAbandoned {
 		t.Errorf("first %+v, resent %+v", first.Grant, second.Grant)
 	}
+	if second.LeaseUntil != b.clock.Now().Add(ledger.DefaultLease) {
+		t.Errorf("renewed at %s until %s", at(b.clock.Now()), at(second.LeaseUntil))
+	}
 	// The daemon that committed it may be gone: another one on the store knows the same.
 	other := benchOn(t, b.clock, b.model)
 	if third := other.begin("k", "a1"); string(third.Token) != string(first.Token) || third.Fence != first.Fence || !third.Resumed || third.PreviousAbandoned {
@@ -36,6 +40,42 @@ func TestC10_AResentBeginGetsItsClaim(t *testing.T) {
 	other.complete(first, "x")
 	if r := b.complete(second, "x"); !r.Resent {
 		t.Error("the resent report is not said to be one")
+	}
+}
+
+// C10 for the other grants: a takeover, a grant after a retryable failure, a recovery, and each of them past its lease.
+func TestC10_EveryKindOfGrantIsGivenAgain(t *testing.T) {
+	t.Parallel()
+	for name, x := range map[string]struct {
+		mode   ledger.Mode
+		before func(*bench, claim)
+	}{
+		"a takeover":                 {ledger.Run, leaseOver},
+		"after giving up":            {ledger.Run, func(b *bench, c claim) { b.fail(c, ledger.Unknown) }},
+		"after a retryable failure":  {ledger.Run, func(b *bench, c claim) { b.fail(c, ledger.Retryable) }},
+		"after a release":            {ledger.Run, released},
+		"a recovery":                 {ledger.Recover, leaseOver},
+		"a recovery after giving up": {ledger.Recover, func(b *bench, c claim) { b.fail(c, ledger.Unknown) }},
+	} {
+		b := newBench(t)
+		b.policy(quick())
+		x.before(b, b.begin("k", "a1"))
+		r := b.beginRequest("k", "a2")
+		r.Mode = x.mode
+		first, err := b.ledger.Begin(t.Context(), ledger.Caller{}, r)
+		b.must(err)
+		for _, later := range []time.Duration{time.Second, 10 * time.Second} {
+			b.clock.Advance(later)
+			again, err := b.ledger.Begin(t.Context(), ledger.Caller{}, r)
+			if err != nil || again.Granted == nil {
+				t.Fatalf("%s, resent after %v: %+v %v", name, later, again, err)
+			}
+			want := *first.Granted
+			want.Resumed, want.LeaseUntil = true, b.clock.Now().Add(10*time.Second)
+			if !reflect.DeepEqual(*again.Granted, want) {
+				t.Errorf("%s, resent after %v:\n%+v, want\n%+v", name, later, *again.Granted, want)
+			}
+		}
 	}
 }
 

@@ -115,7 +115,7 @@ func TestC13_AnAttemptIDThatArrivesLate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ledger := idemtest.New(t)
-			client := ledger.Client(clientlib.Config{})
+			client := ledger.Client(patient)
 			asked := bytesOf("a")
 			begin := func(id string) *idemv1.BeginRequest {
 				return &idemv1.BeginRequest{

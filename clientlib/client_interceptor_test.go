@@ -29,7 +29,7 @@ import (
 func clientGuard(t testing.TB, ledger *idemtest.Ledger) clientlib.Guard {
 	t.Helper()
 	return clientlib.Guard{
-		Ledger: ledger.Client(clientlib.Config{}), Abandoned: clientlib.Rerun(), Files: makeFiles(t, shopSpecs()),
+		Ledger: ledger.Client(patient), Abandoned: clientlib.Rerun(), Files: makeFiles(t, shopSpecs()),
 	}
 }
 

@@ -506,7 +506,7 @@ func TestTextThatIsNotUTF8IsLeftOutOfReports(t *testing.T) {
 
 // While a service moves from one algorithm to the next it sends both, and meets entries of either.
 func TestTwoFingerprintsOfOneRequest(t *testing.T) {
-	client := idemtest.New(t).Client(clientlib.Config{})
+	client := idemtest.New(t).Client(patient)
 	other := func(text string) fingerprint.Fingerprint {
 		f := bytesOf(text)
 		f.Algorithm = "my-own-v2"
@@ -562,7 +562,7 @@ func TestAnOperatorSettlesWhileTheWorkRuns(t *testing.T) {
 
 // The work's context is the work's: what it left running learns that it is over.
 func TestTheWorksContextEndsWithTheWork(t *testing.T) {
-	client := idemtest.New(t).Client(clientlib.Config{})
+	client := idemtest.New(t).Client(patient)
 	var kept context.Context
 	_, err := client.Do(t.Context(), ref, bytesOf("a"), func(ctx context.Context, _ clientlib.Claim) (clientlib.Response, error) {
 		kept = ctx
@@ -620,7 +620,7 @@ func TestAHooksPanicGivesTheClaimUp(t *testing.T) {
 
 // Sixty-four at once, in one process, have one effect; every one of them gets the one answer.
 func TestManyAtOnceHaveOneEffect(t *testing.T) {
-	client := idemtest.New(t).Client(clientlib.Config{})
+	client := idemtest.New(t).Client(patient)
 	var effects atomic.Int64
 	var all sync.WaitGroup
 	for range 64 {

@@ -61,7 +61,7 @@ func TestADryRunRunsWhateverTheLedgerSays(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ledger := idemtest.New(t)
-			client := ledger.Client(clientlib.Config{})
+			client := ledger.Client(patient)
 			ref, would := prepare(t, ledger, client)
 			effects := 0
 			result, err := client.Do(t.Context(), ref, bytesOf("a"), counted(&effects, "now"), dryRun())

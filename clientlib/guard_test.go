@@ -27,7 +27,7 @@ import (
 
 func TestWhatIsWrongWithAGuardIsAnErrorAtOnce(t *testing.T) {
 	ledger := idemtest.New(t)
-	client := ledger.Client(clientlib.Config{})
+	client := ledger.Client(patient)
 	one := func(s spec) func(*clientlib.Guard) {
 		return func(g *clientlib.Guard) { g.Files = makeFiles(t, append(shopSpecs(), s)) }
 	}
@@ -75,7 +75,7 @@ func TestWhatIsWrongWithAGuardIsAnErrorAtOnce(t *testing.T) {
 }
 
 func TestGuarded(t *testing.T) {
-	client := idemtest.New(t).Client(clientlib.Config{})
+	client := idemtest.New(t).Client(patient)
 	guard := clientlib.Guard{
 		Ledger: client, Abandoned: clientlib.Rerun(), Files: makeFiles(t, shopSpecs()), Services: []string{"shop.v1.Payments"},
 		Methods: map[string]clientlib.MethodGuard{plain: {Keyed: &idemv1.KeyedOptions{}}, ensure: {Unguarded: true}},
@@ -193,7 +193,7 @@ func TestAConnectionOfTheClientsOwn(t *testing.T) {
 
 // A guard in front of the ledger itself would ask it for ever, so idemd's own methods are never guarded.
 func TestTheLedgersOwnMethodsAreNotGuarded(t *testing.T) {
-	client := idemtest.New(t).Client(clientlib.Config{})
+	client := idemtest.New(t).Client(patient)
 	guard := clientlib.Guard{Ledger: client, Abandoned: clientlib.Rerun(), Files: protoregistry.GlobalFiles}
 	if list, err := guard.Guarded(); err == nil {
 		t.Errorf("it guards\n%s", list)
@@ -309,7 +309,7 @@ func TestMarksInDescriptorsThatWereReadWithoutThem(t *testing.T) {
 	if err := files.RegisterFile(file); err != nil {
 		t.Fatal(err)
 	}
-	guard := clientlib.Guard{Ledger: idemtest.New(t).Client(clientlib.Config{}), Abandoned: clientlib.Rerun()}
+	guard := clientlib.Guard{Ledger: idemtest.New(t).Client(patient), Abandoned: clientlib.Rerun()}
 	list := func(files *protoregistry.Files) string {
 		guard.Files = files
 		return must(guard.Guarded()).String()

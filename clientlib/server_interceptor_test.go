@@ -460,7 +460,7 @@ func TestDryRunAndOff(t *testing.T) {
 
 func TestAHandlersPanicGivesTheClaimUp(t *testing.T) {
 	ledger := idemtest.New(t)
-	client := ledger.Client(clientlib.Config{})
+	client := ledger.Client(patient)
 	ref := clientlib.Ref{Operation: "op", Key: "k"}
 	func() {
 		defer func() {
@@ -573,7 +573,7 @@ func TestAKeyFromTheContextOfAServer(t *testing.T) {
 	s := newShop(t, func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		return handler(clientlib.WithKey(ctx, "schlüssel"), request)
 	}, must(clientlib.UnaryServerInterceptor(clientlib.Guard{
-		Ledger: ledger.Client(clientlib.Config{}), Abandoned: clientlib.Rerun(), Principal: clientlib.Anonymous, Files: makeFiles(t, shopSpecs()),
+		Ledger: ledger.Client(patient), Abandoned: clientlib.Rerun(), Principal: clientlib.Anonymous, Files: makeFiles(t, shopSpecs()),
 	})))
 	for _, want := range []string{"executed", "replayed"} {
 		if c := call(t.Context(), s.conn, byID, s.request("request_id", "r1")); c.err != nil || c.outcome() != want {
@@ -664,7 +664,7 @@ func TestC33_MetadataThatIsNoLongerListed(t *testing.T) {
 	ledger.Advance(time.Minute)
 	for _, listed := range [][]string{{"x-list"}, nil} {
 		s := newShop(t, must(clientlib.UnaryServerInterceptor(clientlib.Guard{
-			Ledger: ledger.Client(clientlib.Config{}), Abandoned: clientlib.Rerun(), Principal: clientlib.Anonymous,
+			Ledger: ledger.Client(patient), Abandoned: clientlib.Rerun(), Principal: clientlib.Anonymous,
 			Files: makeFiles(t, shopSpecs()), ReplayMetadata: listed,
 		})))
 		s.set(func(ctx context.Context, _ string, _ proto.Message) (proto.Message, error) {

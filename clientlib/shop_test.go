@@ -2,12 +2,11 @@ package clientlib_test
 
 import (
 	"context"
-	"io"
-	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -39,6 +38,9 @@ const (
 	open   = shop + "ChargeOpen"  // keyed, fail_open
 	empty  = shop + "ChargeEmpty" // keyed, answers google.protobuf.Empty
 )
+
+// patient gives nothing up that a busy machine is slow about.
+var patient = clientlib.Config{LedgerTimeout: time.Minute, TryTimeout: time.Minute, SettleTimeout: time.Minute}
 
 // spec is a method of a service.
 type spec struct {
@@ -230,7 +232,7 @@ func (s *shopServer) handler(method string) func(any, context.Context, func(any)
 func guardedShop(t testing.TB, change func(*clientlib.Guard)) (*shopServer, *idemtest.Ledger) {
 	t.Helper()
 	ledger := idemtest.New(t)
-	client := ledger.Client(clientlib.Config{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	client := ledger.Client(patient)
 	guard := clientlib.Guard{
 		Ledger: client, Abandoned: clientlib.Rerun(), Principal: clientlib.Anonymous, Files: makeFiles(t, shopSpecs()),
 	}

@@ -109,8 +109,11 @@ func (l *directoryLock) write(last string) error {
 	if _, err := l.file.WriteAt([]byte(content), 0); err != nil {
 		return err
 	}
+	if err := l.file.Truncate(int64(len(content))); err != nil || last == l.last {
+		return err // who has the lock need not outlive the machine
+	}
 	l.last = last
-	return errors.Join(l.file.Truncate(int64(len(content))), l.file.Sync())
+	return l.file.Sync()
 }
 
 // process names the holder of the lock by what it wrote into the file.

@@ -3,6 +3,7 @@ package clientlib_test
 import (
 	"context"
 	"net"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -251,6 +252,7 @@ func TestAMethodHasRulesOfItsOwn(t *testing.T) {
 		})
 		waiting.Go(func() { call(keyed(t, "busy"), s.conn, method, s.request()) })
 		<-begun
+		begins := ledger.Calls("Begin")
 		var second called
 		answered := make(chan struct{})
 		waiting.Go(func() {
@@ -259,6 +261,9 @@ func TestAMethodHasRulesOfItsOwn(t *testing.T) {
 		})
 		if method == open {
 			<-answered // at once
+		}
+		for ledger.Calls("Begin") == begins {
+			runtime.Gosched() // until it has asked
 		}
 		close(finish)
 		waiting.Wait()

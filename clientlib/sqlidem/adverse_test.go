@@ -259,7 +259,7 @@ func TestADatabaseThatOnlyReadsDoesNothing(t *testing.T) {
 // TestAStatementTimeoutOfTheServicesOwn cuts short what it is meant for: the work, whose error it is, and a wait that is longer than it.
 func TestAStatementTimeoutOfTheServicesOwn(t *testing.T) {
 	onEveryDatabase(t, func(t *testing.T, d *database) {
-		s := openService(t, withParameter(t, d.url, "statement_timeout", "700ms"), d.driver, sqlidem.Config{ClockSQL: movedClock})
+		s := openService(t, withParameter(t, d.url, "statement_timeout", "3s"), d.driver, sqlidem.Config{ClockSQL: movedClock})
 		_, err := s.do(t.Context(), ref("slow"), asked("a"), func(ctx context.Context, tx tx) (clientlib.Response, error) {
 			if err := tx.exec(ctx, "INSERT INTO effects VALUES ('slow', 'begun')"); err != nil {
 				return clientlib.Response{}, err
@@ -274,7 +274,7 @@ func TestAStatementTimeoutOfTheServicesOwn(t *testing.T) {
 			t.Errorf("%d effects", n)
 		}
 		finish := stall(t, d.service(t), "k")
-		_, err = s.do(t.Context(), ref("k"), asked("a"), charge("k"), sqlidem.Options{Wait: 2 * time.Second})
+		_, err = s.do(t.Context(), ref("k"), asked("a"), charge("k"), sqlidem.Options{Wait: 4 * time.Second})
 		// PostgreSQL does not say what the statement waited for.
 		if want := map[bool]error{false: clientlib.ErrStoreUnavailable, true: clientlib.ErrInProgress}[d.cockroach]; !errors.Is(err, want) {
 			t.Errorf("a duplicate: %v", err)

@@ -75,16 +75,16 @@ func (l *lab) compare(ctx context.Context) error {
 	}
 	fmt.Printf("Measured on %s: %d callers on %d connections, answers of %d bytes, medians of %d rounds of %v.\n\n",
 		machine, l.workers, l.connections, l.bodyBytes, l.rounds, l.length)
-	fmt.Println("| candidate | what one is | median | lowest – highest | p50 | p99 |")
-	fmt.Println("| --- | --- | --- | --- | --- | --- |")
+	fmt.Println("| candidate | what one is | median | lowest – highest | p50 | p99 | processor time for one: callers + server |")
+	fmt.Println("| --- | --- | --- | --- | --- | --- | --- |")
 	for _, c := range all {
 		if of := runs[c.name]; len(of) > 0 {
 			low, high := of[0].perSecond, of[0].perSecond
 			for _, r := range of {
 				low, high = min(low, r.perSecond), max(high, r.perSecond)
 			}
-			fmt.Printf("| %s | %s | %.0f %s | %.0f – %.0f | %s | %s |\n",
-				c.name, c.what, median(of, perSecond), c.unit, low, high, inMillis(median(of, p50)), inMillis(median(of, p99)))
+			fmt.Printf("| %s | %s | %.0f %s | %.0f – %.0f | %s | %s | %s |\n",
+				c.name, c.what, median(of, perSecond), c.unit, low, high, inMillis(median(of, p50)), inMillis(median(of, p99)), c.processor(of))
 		}
 	}
 	fmt.Println("\n| ratio | measured | target | |")
@@ -119,6 +119,15 @@ func (t *target) verdict(got float64) string {
 	}
 }
 
+// processor says how much processor time one took; the server's only where it is one process that we know.
+func (c *candidate) processor(of []run) string {
+	callers := fmt.Sprintf("%.0f µs", median(of, callersCPU)*1e6)
+	if c.server == nil {
+		return callers
+	}
+	return fmt.Sprintf("%s + %.0f µs", callers, median(of, serverCPU)*1e6)
+}
+
 func inMillis(seconds float64) string { return fmt.Sprintf("%.2f ms", seconds*1000) }
 
 // candidates starts everything, and returns what there is to measure. What is not installed is said, and left out.
@@ -136,7 +145,7 @@ func (l *lab) candidates(ctx context.Context) ([]*candidate, error) {
 	if err != nil {
 		return nil, err
 	}
-	echoConns, err := l.startEcho(ctx)
+	echoServer, echoConns, err := l.startEcho(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -159,10 +168,10 @@ func (l *lab) candidates(ctx context.Context) ([]*candidate, error) {
 	}
 	pairOf := fmt.Sprintf("requests of %d and %d bytes, answers of %d and %d", size.begin, size.complete, size.granted, size.completed)
 	out := []*candidate{
-		{nameEcho, "two unary calls: " + pairOf, unitPairs, l.workers, echoes(echoConns, pair...)},
-		{nameEmbedded, "Begin, Complete, synced", unitPairs, l.workers, pairs(clients, tenant, l.bodyBytes)},
-		{nameEchoStream, "the same two messages on a stream for each connection", unitPairs, l.workers, streamed},
-		{nameSessions, "Begin, Complete on a Session stream for each connection, synced", unitPairs, l.workers, pairs(onStreams, tenant, l.bodyBytes)},
+		{nameEcho, "two unary calls: " + pairOf, unitPairs, l.workers, echoes(echoConns, pair...), echoServer},
+		{nameEmbedded, "Begin, Complete, synced", unitPairs, l.workers, pairs(clients, tenant, l.bodyBytes), embedded.child},
+		{nameEchoStream, "the same two messages on a stream for each connection", unitPairs, l.workers, streamed, echoServer},
+		{nameSessions, "Begin, Complete on a Session stream for each connection, synced", unitPairs, l.workers, pairs(onStreams, tenant, l.bodyBytes), embedded.child},
 	}
 	more, err := l.databases(ctx)
 	if err != nil {
@@ -171,11 +180,11 @@ func (l *lab) candidates(ctx context.Context) ([]*candidate, error) {
 	out = append(out, more...)
 	return append(out,
 		&candidate{nameEchoReplay, fmt.Sprintf("a unary call: %d bytes, answer of %d", size.begin, size.replayed), unitCalls, l.workers,
-			echoes(echoConns, [2]int{size.begin, size.replayed})},
-		&candidate{nameReplay, "Begin of one of 1,000 settled keys", unitCalls, l.workers, replay},
-		&candidate{nameAloneEcho, "one caller: two unary calls", unitPairs, 1, echoes(echoConns, pair...)},
-		&candidate{nameAloneBare, "one caller, no daemon: two SQLite transactions, synced", unitPairs, 1, bare},
-		&candidate{nameAlone, "one caller: Begin, Complete, synced", unitPairs, 1, pairs(clients, tenant, l.bodyBytes)},
+			echoes(echoConns, [2]int{size.begin, size.replayed}), echoServer},
+		&candidate{nameReplay, "Begin of one of 1,000 settled keys", unitCalls, l.workers, replay, embedded.child},
+		&candidate{nameAloneEcho, "one caller: two unary calls", unitPairs, 1, echoes(echoConns, pair...), echoServer},
+		&candidate{nameAloneBare, "one caller, no daemon: two SQLite transactions, synced", unitPairs, 1, bare, nil},
+		&candidate{nameAlone, "one caller: Begin, Complete, synced", unitPairs, 1, pairs(clients, tenant, l.bodyBytes), embedded.child},
 	), nil
 }
 
@@ -210,8 +219,8 @@ func (l *lab) databases(ctx context.Context) ([]*candidate, error) {
 			return nil, err
 		}
 		out = append(out,
-			&candidate{engine.through, "Begin, Complete, synced", unitPairs, l.workers, pairs(ledgerClients(conns), tenant, l.bodyBytes)},
-			&candidate{engine.byHand, fmt.Sprintf("INSERT, UPDATE from the caller, %d connections, synced", l.pool), unitPairs, l.workers, byHand})
+			&candidate{engine.through, "Begin, Complete, synced", unitPairs, l.workers, pairs(ledgerClients(conns), tenant, l.bodyBytes), nil},
+			&candidate{engine.byHand, fmt.Sprintf("INSERT, UPDATE from the caller, %d connections, synced", l.pool), unitPairs, l.workers, byHand, nil})
 	}
 	redis, err := l.redisPairs(ctx)
 	switch {
@@ -220,7 +229,7 @@ func (l *lab) databases(ctx context.Context) ([]*candidate, error) {
 	case err != nil:
 		return nil, err
 	default:
-		out = append(out, &candidate{nameRedis, "SET NX, then a Lua compare-and-set; a connection a caller, appendfsync always", unitPairs, l.workers, redis})
+		out = append(out, redis)
 	}
 	return out, nil
 }

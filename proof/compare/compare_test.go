@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -128,6 +130,21 @@ func TestTargetsAreJudged(t *testing.T) {
 		if got := c.target.verdict(c.got); got != c.want {
 			t.Errorf("%v of %+v: %q, want %q", c.got, c.target, got, c.want)
 		}
+	}
+}
+
+// TestProcessorTimeIsCounted of a process that works, and none of one that is not there.
+func TestProcessorTimeIsCounted(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("SKIPPED: only Linux tells")
+	}
+	before := processorTime(os.Getpid())
+	for processorTime(os.Getpid()) < before+3*tick { // a loop that never ends here never counts
+		_ = randomBytes(1 << 16)
+	}
+	if got := processorTime(-1) + (*child)(nil).processorTime(); got != 0 {
+		t.Errorf("nobody used %v", got)
 	}
 }
 

@@ -75,19 +75,20 @@ func serveEcho(ctx context.Context) error {
 	return server.Serve(listener)
 }
 
-func (l *lab) startEcho(ctx context.Context) ([]*grpc.ClientConn, error) {
+func (l *lab) startEcho(ctx context.Context) (*child, []*grpc.ClientConn, error) {
 	self, err := os.Executable()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	c, err := l.start(self, "-do", doEcho)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := c.waitFor(ctx, "the echo", func() bool { return strings.HasSuffix(c.output.String(), "\n") }); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return l.dial(strings.TrimSpace(c.output.String()), l.connections)
+	conns, err := l.dial(strings.TrimSpace(c.output.String()), l.connections)
+	return c, conns, err
 }
 
 // echoes returns a step that makes calls of these lengths, request and answer.

@@ -38,7 +38,7 @@ func (l *lab) growth(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	load := &candidate{"pairs", "", unitPairs, l.workers, pairs(ledgerClients(conns), tenant, l.bodyBytes)}
+	load := &candidate{name: "pairs", unit: unitPairs, workers: l.workers, step: pairs(ledgerClients(conns), tenant, l.bodyBytes)}
 	empty, err := load.measure(ctx, l.length)
 	if err != nil {
 		return err

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +28,8 @@ type candidate struct {
 	workers int
 	// step does it once, for a worker. It is called from that worker's goroutine only.
 	step func(ctx context.Context, worker int) error
+	// server is the process that does the work; nil: none, or one whose processes are not known.
+	server *child
 }
 
 // Units.
@@ -36,6 +41,8 @@ const (
 // run is one measurement of a candidate. Lengths are in seconds.
 type run struct {
 	perSecond, p50, p99 float64
+	// callersCPU and serverCPU are the processor time that one took, which depends less on what else the machine does.
+	callersCPU, serverCPU float64
 }
 
 // settle is how long a candidate runs before it is measured: connections, caches and the processor's clock come to rest.
@@ -65,11 +72,12 @@ func (c *candidate) measure(ctx context.Context, length time.Duration) (run, err
 		})
 	}
 	wait(ctx, settle)
-	begun := time.Now()
+	begun, callersCPU, serverCPU := time.Now(), processorTime(os.Getpid()), c.server.processorTime()
 	measured.Store(true)
 	wait(ctx, length)
 	over.Store(true)
 	took := time.Since(begun)
+	callersCPU, serverCPU = processorTime(os.Getpid())-callersCPU, c.server.processorTime()-serverCPU
 	workers.Wait()
 	if err := context.Cause(ctx); err != nil {
 		return run{}, err
@@ -81,8 +89,10 @@ func (c *candidate) measure(ctx context.Context, length time.Duration) (run, err
 	if all.TotalCount() == 0 {
 		return run{}, fmt.Errorf("%s: nothing was done in %v", c.name, length)
 	}
+	n := float64(all.TotalCount())
 	return run{
-		perSecond: float64(all.TotalCount()) / took.Seconds(), p50: float64(all.ValueAtQuantile(50)) / 1e6, p99: float64(all.ValueAtQuantile(99)) / 1e6,
+		perSecond: n / took.Seconds(), callersCPU: callersCPU.Seconds() / n, serverCPU: serverCPU.Seconds() / n,
+		p50: float64(all.ValueAtQuantile(50)) / 1e6, p99: float64(all.ValueAtQuantile(99)) / 1e6,
 	}, nil
 }
 
@@ -146,6 +156,37 @@ func medianOf(values []float64) float64 {
 	return (values[middle-1] + values[middle]) / 2
 }
 
-func perSecond(r run) float64 { return r.perSecond }
-func p50(r run) float64       { return r.p50 }
-func p99(r run) float64       { return r.p99 }
+func perSecond(r run) float64  { return r.perSecond }
+func p50(r run) float64        { return r.p50 }
+func p99(r run) float64        { return r.p99 }
+func callersCPU(r run) float64 { return r.callersCPU }
+func serverCPU(r run) float64  { return r.serverCPU }
+
+// tick is the unit in which Linux tells processor time to programs.
+const tick = 10 * time.Millisecond
+
+// processorTime is what a process has used, of Linux; elsewhere 0.
+func processorTime(pid int) time.Duration {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	// The name in the second field may hold anything; behind it the 12th and 13th are user and system time.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 13 {
+		return 0
+	}
+	user, err1 := strconv.ParseInt(fields[11], 10, 64)
+	system, err2 := strconv.ParseInt(fields[12], 10, 64)
+	if err1 != nil || err2 != nil {
+		return 0
+	}
+	return time.Duration(user+system) * tick
+}
+
+func (c *child) processorTime() time.Duration {
+	if c == nil {
+		return 0
+	}
+	return processorTime(c.cmd.Process.Pid)
+}

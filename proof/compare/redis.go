@@ -19,9 +19,9 @@ import (
 // completeLua settles a key that is still pending under the caller's mark, and keeps it for a week.
 const completeLua = `if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2], 'PX', 604800000) return 1 end return 0`
 
-// redisPairs starts a Redis that syncs its log before it answers, and returns a step that makes a pair: SET NX, then a compare-and-set in Lua. Each
+// redisPairs starts a Redis that syncs its log before it answers. One is a pair: SET NX, then a compare-and-set in Lua. Each
 // worker has a connection of its own and waits for each answer.
-func (l *lab) redisPairs(ctx context.Context) (func(context.Context, int) error, error) {
+func (l *lab) redisPairs(ctx context.Context) (*candidate, error) {
 	program, err := exec.LookPath("redis-server")
 	if err != nil {
 		return nil, fmt.Errorf("redis-server is %w", errMissing)
@@ -64,7 +64,7 @@ func (l *lab) redisPairs(ctx context.Context) (func(context.Context, int) error,
 	for _, conn := range conns {
 		l.atEnd(func() { _ = conn.conn.Close() })
 	}
-	return func(_ context.Context, worker int) error {
+	step := func(_ context.Context, worker int) error {
 		conn, id := conns[worker], uuid.New().String()
 		key, mark := tenant+"\n"+operation+"\n"+id, "pending "+id
 		reply, err := conn.do("SET", key, mark, "NX", "PX", "604800000")
@@ -78,7 +78,9 @@ func (l *lab) redisPairs(ctx context.Context) (func(context.Context, int) error,
 			err = fmt.Errorf("what was begun was told %q", reply)
 		}
 		return err
-	}, nil
+	}
+	what := "SET NX, then a Lua compare-and-set; a connection for each caller, appendfsync always"
+	return &candidate{nameRedis, what, unitPairs, l.workers, step, c}, nil
 }
 
 // redisConn speaks as much of Redis's protocol as a pair needs.

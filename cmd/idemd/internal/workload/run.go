@@ -3,6 +3,7 @@ package workload
 import (
 	"context"
 	crand "crypto/rand"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -41,7 +42,10 @@ func Run(ctx context.Context, c Config, progress func(Snapshot)) (*Report, error
 	// What the last look found counts, but not its calls.
 	report := r.rec.report(took, r.verdicts)
 	report.Calls, report.CallsPerSecond = calls.Calls, calls.CallsPerSecond
-	report.Rechecked, report.Interrupted, report.NotBegun = rechecked, interrupted, r.notBegun.Load()
+	report.Rechecked, report.Interrupted = rechecked, interrupted
+	if !interrupted {
+		report.NotBegun = r.due() - r.begun.Load()
+	}
 	return report, nil
 }
 
@@ -53,9 +57,18 @@ type run struct {
 	workers  []*worker
 	hot      []*intent
 
-	start    time.Time
-	tickets  atomic.Int64 // how many turns were begun
-	notBegun atomic.Int64
+	start   time.Time
+	tickets atomic.Int64 // how many turns were taken by a worker that was free
+	begun   atomic.Int64 // how many of them were begun under a rate, before the time was over
+}
+
+// due is how many turns are due under the rate; 0 without one.
+func (r *run) due() int64 {
+	due := int64(math.Ceil(r.cfg.Rate * (r.cfg.Warmup + r.cfg.Duration).Seconds()))
+	if r.cfg.Turns > 0 {
+		due = min(due, r.cfg.Turns)
+	}
+	return due
 }
 
 // each runs do for all workers at once.
@@ -142,16 +155,12 @@ func (r *run) next(ctx context.Context) (time.Time, bool) {
 		now := time.Now()
 		return now, now.Sub(r.start) < total
 	}
-	offset := time.Duration(float64(ticket) / r.cfg.Rate * float64(time.Second))
-	due := r.start.Add(offset)
-	if offset >= total || !pause(ctx, time.Until(due)) {
+	due := r.start.Add(time.Duration(float64(ticket) / r.cfg.Rate * float64(time.Second)))
+	// Where everybody was busy until the time was over, what was due since is not begun any more.
+	if ticket >= r.due() || !pause(ctx, time.Until(due)) || time.Since(r.start) >= total {
 		return time.Time{}, false
 	}
-	if time.Since(r.start) >= total {
-		// It was due, and everybody was busy until the time was over. So were all after it.
-		r.notBegun.Add(1)
-		return time.Time{}, false
-	}
+	r.begun.Add(1)
 	r.rec.span(SpanQueued, time.Since(due))
 	return due, true
 }

@@ -353,6 +353,21 @@ func TestLatencyUnderARateCountsFromWhenATurnWasDue(t *testing.T) {
 	}
 }
 
+// TestTurnsThatFoundNoWorkerAreCounted: all that were due, and not one for each worker.
+func TestTurnsThatFoundNoWorkerAreCounted(t *testing.T) {
+	t.Parallel()
+	d := servertest.New(t, servertest.Options{})
+	x := between{begun: map[string]bool{}, begin: func(_ *idemv1.BeginRequest, _ *idemv1.BeginResponse, _ bool, err error) error {
+		<-time.After(100 * time.Millisecond)
+		return err
+	}}
+	c := config(x.connect(t, d))
+	c.Workers, c.Turns, c.Rate, c.Duration, c.Mix = 1, 0, 1000, 50*time.Millisecond, workload.Mix{workload.Fresh: 1}
+	if r := run(t, c); r.Turns > 1 || r.Turns+r.NotBegun != 50 {
+		t.Errorf("of 50 turns %d were done and %d not begun", r.Turns, r.NotBegun)
+	}
+}
+
 func TestValidateNamesWhatIsWrong(t *testing.T) {
 	t.Parallel()
 	good := config(nil)

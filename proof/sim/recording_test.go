@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -37,7 +38,8 @@ type step struct {
 	Forget     []ledger.Row      `json:",omitempty"`
 	Settings   *string           `json:",omitempty"`
 	PutSetting *putSetting       `json:",omitempty"`
-	Answer     json.RawMessage
+	// Answer is what the store answered; after decoding, as JSON.
+	Answer any
 }
 
 type putSetting struct {
@@ -72,9 +74,7 @@ func record[A any](ctx context.Context, r *recording, s step) (A, error) {
 	s.At = r.clock.Now()
 	answer, err := s.ask(ctx, r.Store)
 	if err == nil {
-		if s.Answer, err = json.Marshal(answer); err != nil {
-			return answer.(A), fmt.Errorf("recording: %w", err)
-		}
+		s.Answer = answer // written down only if it is wanted: nobody changes what a store answered
 		r.steps = append(r.steps, s)
 	}
 	return answer.(A), err
@@ -114,7 +114,7 @@ func replay(ctx context.Context, steps []step, store ledger.Store, clock *storet
 		clock.Set(s.At)
 		got, err := s.ask(ctx, store)
 		answer, marshalErr := json.Marshal(got)
-		if err != nil || marshalErr != nil || !sameJSON(answer, s.Answer) {
+		if err != nil || marshalErr != nil || !isJSON(answer, s.Answer) {
 			asked, _ := json.Marshal(s)
 			return i, fmt.Sprintf("asked %s\nanswers %s %v", asked, answer, err)
 		}
@@ -122,10 +122,18 @@ func replay(ctx context.Context, steps []step, store ledger.Store, clock *storet
 	return -1, ""
 }
 
-// sameJSON compares two answers, in which "none" can be written in two ways.
-func sameJSON(a, b []byte) bool {
-	var x, y any
-	return json.Unmarshal(a, &x) == nil && json.Unmarshal(b, &y) == nil && reflect.DeepEqual(withoutEmpty(x), withoutEmpty(y))
+// isJSON compares an answer with one that was decoded. "None" can be written in two ways.
+func isJSON(answer []byte, decoded any) bool {
+	got, err := decodeAnswer(answer)
+	return err == nil && reflect.DeepEqual(got, withoutEmpty(decoded))
+}
+
+// decodeAnswer keeps numbers as they are written: an incarnation is more than a float64 holds.
+func decodeAnswer(answer []byte) (got any, err error) {
+	d := json.NewDecoder(bytes.NewReader(answer))
+	d.UseNumber()
+	err = d.Decode(&got)
+	return withoutEmpty(got), err
 }
 
 func withoutEmpty(v any) any {
@@ -173,7 +181,9 @@ func decode(t *testing.T, path string) (steps []step) {
 	lines := bufio.NewScanner(file)
 	for lines.Buffer(nil, 64<<20); lines.Scan(); {
 		var s step
-		if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
+		d := json.NewDecoder(bytes.NewReader(lines.Bytes()))
+		d.UseNumber()
+		if err := d.Decode(&s); err != nil {
 			t.Fatalf("step %d: %v", len(steps)+1, err)
 		}
 		steps = append(steps, s)

@@ -14,7 +14,7 @@ var (
 	client    = []string{"./clientlib"}
 	serving   = []string{"./server"}
 	// Those of the service's own transaction, on PostgreSQL.
-	inOneTransaction = []string{"-run", "TestC11|TestC76|TestAReceipt|TestEachAttempt|TestAFinalFailure", "./clientlib/sqlidem"}
+	inOneTransaction = []string{"-run", "TestC11|TestC76|TestAReceipt|TestEachAttempt|TestAFinalFailure|TestAnAttemptThatWakesUp", "./clientlib/sqlidem"}
 	consumer         = []string{"./clientlib/sqlidem/inbox"}
 	dispatcher       = []string{"-run", "TestC82|TestAMissing|TestAClaimPuts", "./clientlib/sqlidem/outbox"}
 	webhooks         = []string{"./clientlib/webhook/sqlreceipts"}

@@ -239,6 +239,22 @@ func TestTheSameIDWithAnotherPayloadIsRefusedLoudly(t *testing.T) {
 }
 
 // A handler that is told to run again by the database runs again whole, in a new transaction.
+// TestPayloadsThatCannotBeComparedAreOneMessage: another algorithm, or none, on either side, says nothing against a redelivery.
+func TestPayloadsThatCannotBeComparedAreOneMessage(t *testing.T) {
+	everywhere(t, func(t *testing.T, r *rig) {
+		a, b := fingerprint.Fingerprint{Algorithm: "a", Hash: []byte("one")}, fingerprint.Fingerprint{Algorithm: "b", Hash: []byte("two")}
+		for i, pair := range [][2]fingerprint.Fingerprint{{a, b}, {{}, a}, {a, {}}, {{Algorithm: "a"}, a}} {
+			m := message(string(rune('k' + i)))
+			for n, want := range []inbox.Outcome{inbox.Processed, inbox.Duplicate} {
+				m.Fingerprint = pair[n]
+				if got, err := r.handle(t.Context(), m, effect(m.ID)); got != want || err != nil {
+					t.Errorf("%d: delivery %d: %v, %v", i, n+1, got, err)
+				}
+			}
+		}
+	})
+}
+
 func TestASerializationFailureRunsTheHandlerAgain(t *testing.T) {
 	everywhere(t, func(t *testing.T, r *rig) {
 		runs := 0

@@ -7,6 +7,7 @@ import (
 	"path"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
@@ -31,6 +32,8 @@ const (
 	MaxSessionWaiters = 8192
 	// gatherBytes is how much of the results that are there goes into one message. One longer result is a message of its own.
 	gatherBytes = 256 << 10
+	// keptWorkers is how many goroutines of a session are kept for its next calls.
+	keptWorkers = 64
 )
 
 // sessions is what all sessions of a server share: the unary calls that a stream can carry, each with all the layers that it would pass
@@ -106,7 +109,7 @@ func (s *ledgerService) Session(stream grpc.BidiStreamingServer[idemv1.SessionRe
 	defer cancel()
 	one := &session{
 		sessions: s.sessions, stream: stream, ctx: ctx, requestID: callOf(ctx).requestID,
-		calls: map[uint64]context.CancelFunc{}, room: make(chan struct{}, 1), wake: make(chan struct{}, 1),
+		calls: map[uint64]context.CancelFunc{}, jobs: make(chan sessionJob), room: make(chan struct{}, 1), wake: make(chan struct{}, 1),
 	}
 	err := one.stop(one.serve())
 	// Every handler has to have returned before this one does: who closes the store next must not pull it from anybody's hands.
@@ -115,7 +118,7 @@ func (s *ledgerService) Session(stream grpc.BidiStreamingServer[idemv1.SessionRe
 	return err
 }
 
-// session is one stream. A goroutine reads calls, one for each call carries it out, and the RPC's own sends results.
+// session is one stream. A goroutine reads calls, one for each call under way carries it out, and the RPC's own sends results.
 type session struct {
 	*sessions
 	stream    grpc.BidiStreamingServer[idemv1.SessionRequest, idemv1.SessionResponse]
@@ -128,6 +131,9 @@ type session struct {
 	ended   []sessionResult               // guarded by mu; results that wait to be sent
 	held    places                        // guarded by mu
 	stopped bool                          // guarded by mu; no further call is taken on
+
+	jobs  chan sessionJob // to a goroutine that has nothing to do
+	spare atomic.Int64    // those that have nothing to do
 
 	room chan struct{} // has something once places were given back
 	wake chan struct{} // has something once there is something for serve to do
@@ -243,9 +249,42 @@ func (s *session) take(call *idemv1.SessionCall) error {
 	ctx, cancel := s.contextOf(call)
 	s.calls[call.GetId()] = cancel
 	s.held.add(waits, 1)
-	s.running.Add(1)
-	go s.carryOut(ctx, call, waits)
+	next := sessionJob{ctx, call, waits}
+	select {
+	case s.jobs <- next:
+	default:
+		s.running.Add(1)
+		go s.work(next)
+	}
 	return nil
+}
+
+// sessionJob is a call to be carried out.
+type sessionJob struct {
+	ctx   context.Context
+	call  *idemv1.SessionCall
+	waits bool
+}
+
+// work carries calls out, one after another while there are more. A stack that has once grown to what a call needs is worth keeping.
+func (s *session) work(next sessionJob) {
+	defer s.running.Done()
+	for {
+		s.carryOut(next.ctx, next.call, next.waits)
+		if s.spare.Add(1) > keptWorkers {
+			s.spare.Add(-1)
+			return
+		}
+		var ok bool
+		select {
+		case next, ok = <-s.jobs:
+		case <-s.ctx.Done():
+		}
+		s.spare.Add(-1)
+		if !ok {
+			return
+		}
+	}
 }
 
 func (p *places) add(waits bool, n int) {
@@ -266,7 +305,6 @@ func (s *session) contextOf(call *idemv1.SessionCall) (context.Context, context.
 
 // carryOut runs one call and leaves its result to be sent.
 func (s *session) carryOut(ctx context.Context, call *idemv1.SessionCall, waits bool) {
-	defer s.running.Done()
 	result := resultOf(call.GetId(), s.outcome(ctx, call), waits)
 	s.mu.Lock()
 	s.calls[call.GetId()]()

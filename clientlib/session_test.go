@@ -70,6 +70,9 @@ type watched struct {
 	grpc.ClientConnInterface
 	alone   atomic.Int64 // calls by themselves
 	streams atomic.Int64
+	sends   atomic.Int64 // messages on streams
+	closes  atomic.Int64 // streams that were half-closed
+	over    atomic.Int64 // streams whose context has ended
 	// open, if set, opens streams instead of the connection.
 	open func(context.Context, func() (grpc.ClientStream, error)) (grpc.ClientStream, error)
 }
@@ -81,13 +84,30 @@ func (w *watched) Invoke(ctx context.Context, method string, request, reply any,
 
 func (w *watched) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error) {
 	w.streams.Add(1)
+	context.AfterFunc(ctx, func() { w.over.Add(1) })
 	plain := func() (grpc.ClientStream, error) {
-		return w.ClientConnInterface.NewStream(ctx, desc, method, options...)
+		stream, err := w.ClientConnInterface.NewStream(ctx, desc, method, options...)
+		return &watchedStream{stream, w}, err
 	}
 	if w.open != nil {
 		return w.open(ctx, plain)
 	}
 	return plain()
+}
+
+type watchedStream struct {
+	grpc.ClientStream
+	of *watched
+}
+
+func (s *watchedStream) SendMsg(m any) error {
+	s.of.sends.Add(1)
+	return s.ClientStream.SendMsg(m)
+}
+
+func (s *watchedStream) CloseSend() error {
+	s.of.closes.Add(1)
+	return s.ClientStream.CloseSend()
 }
 
 // sessionClient is a client of conn with one session. It does not wait for the stream.
@@ -155,26 +175,132 @@ func TestNobodyWaitsForASession(t *testing.T) {
 		if took := time.Since(began); took != 0 {
 			t.Errorf("it took %v", took)
 		}
+		<-time.After(clientlib.DefaultTryTimeout)
+		synctest.Wait()
+		if conn.over.Load() != 1 {
+			t.Error("a stream that does not open is waited for without end")
+		}
 	})
+}
+
+// A stream that breaks under a call costs the call nothing but a second try, at once; and one that has brought results is opened again soon,
+// however often it broke.
+func TestASessionThatBreaks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := &watched{ClientConnInterface: servertest.New(t, servertest.Options{}).Conn()}
+		var current *breaking
+		conn.open = func(_ context.Context, plain func() (grpc.ClientStream, error)) (grpc.ClientStream, error) {
+			stream, err := plain()
+			current = &breaking{ClientStream: stream}
+			return current, err
+		}
+		client := sessionClient(t, conn)
+		for n := range 12 {
+			began := time.Now()
+			client.OpenSessions(t.Context())
+			if took := time.Since(began); took > 600*time.Millisecond {
+				t.Errorf("after %d breaks it took %v until there was a stream again", n, took)
+			}
+			doOnce(t, client, strconv.Itoa(2*n), clientlib.Executed)
+			current.broken.Store(true)
+			began = time.Now()
+			doOnce(t, client, strconv.Itoa(2*n+1), clientlib.Executed)
+			if took := time.Since(began); took != 0 {
+				t.Errorf("a call whose stream broke took %v", took)
+			}
+		}
+	})
+}
+
+// breaking is a stream that ends, without a word about what was on it, once it is broken and something is sent.
+type breaking struct {
+	grpc.ClientStream
+	broken atomic.Bool
+}
+
+func (b *breaking) SendMsg(m any) error {
+	err := b.ClientStream.SendMsg(m)
+	if b.broken.Load() {
+		return errors.Join(err, b.ClientStream.CloseSend())
+	}
+	return err
+}
+
+func (b *breaking) RecvMsg(m any) error {
+	err := b.ClientStream.RecvMsg(m)
+	if b.broken.Load() {
+		return status.Error(codes.Unavailable, "the connection broke")
+	}
+	return err
+}
+
+// A call that its caller gave up before it was sent is not sent.
+func TestACallGivenUpInTimeIsNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := &watched{ClientConnInterface: servertest.New(t, servertest.Options{}).Conn()}
+		held := &holding{release: make(chan struct{})}
+		conn.open = func(_ context.Context, plain func() (grpc.ClientStream, error)) (grpc.ClientStream, error) {
+			stream, err := plain()
+			held.ClientStream = stream
+			return held, err
+		}
+		client := sessionClient(t, conn)
+		client.OpenSessions(t.Context())
+		first, second := make(chan error, 1), make(chan error, 1)
+		ask := func(ctx context.Context, key string, told chan<- error) {
+			_, err := client.Begin(ctx, begin(key, 0))
+			told <- err
+		}
+		go ask(t.Context(), "a", first)
+		synctest.Wait() // the first is being sent
+		ctx, cancel := context.WithCancel(t.Context())
+		go ask(ctx, "b", second)
+		synctest.Wait()
+		cancel()
+		if err := <-second; status.Code(err) != codes.Canceled {
+			t.Errorf("given up: %v", err)
+		}
+		close(held.release)
+		if err := <-first; err != nil {
+			t.Error(err)
+		}
+		if _, err := client.Lookup(t.Context(), clientlib.Ref{Operation: "op", Key: "b"}); !errors.Is(err, clientlib.ErrEntryNotFound) {
+			t.Errorf("the call that was given up reached the ledger: %v", err)
+		}
+	})
+}
+
+// holding is a stream that takes nothing until it is released.
+type holding struct {
+	grpc.ClientStream
+	release chan struct{}
+}
+
+func (h *holding) SendMsg(m any) error {
+	<-h.release
+	return h.ClientStream.SendMsg(m)
 }
 
 // A ledger, or what stands before it, that knows no sessions is asked for one now and then; calls go by themselves.
 func TestALedgerWithoutSessions(t *testing.T) {
-	for name, refusal := range map[string]error{
-		"unimplemented": status.Error(codes.Unimplemented, "unknown method Session"), "unavailable": status.Error(codes.Unavailable, "no streams here"),
+	for name, c := range map[string]struct {
+		refusal error
+		atMost  int64
+	}{
+		"unimplemented": {status.Error(codes.Unimplemented, "unknown method Session"), 4}, "unavailable": {status.Error(codes.Unavailable, "no streams here"), 12},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				conn := &watched{ClientConnInterface: servertest.New(t, servertest.Options{}).Conn()}
 				conn.open = func(context.Context, func() (grpc.ClientStream, error)) (grpc.ClientStream, error) {
-					return nil, refusal
+					return nil, c.refusal
 				}
 				client := sessionClient(t, conn)
 				for n := range 180 { // three minutes
 					doOnce(t, client, strconv.Itoa(n), clientlib.Executed)
 					<-time.After(time.Second)
 				}
-				if tries := conn.streams.Load(); tries < 3 || tries > 12 {
+				if tries := conn.streams.Load(); tries < 3 || tries > c.atMost {
 					t.Errorf("a stream was asked for %d times", tries)
 				}
 				conn.open = nil
@@ -208,8 +334,8 @@ func TestAnEarlierServer(t *testing.T) {
 	for n := range 50 {
 		doOnce(t, client, strconv.Itoa(n), clientlib.Executed)
 	}
-	if alone, streams := conn.alone.Load(), conn.streams.Load(); alone != 100 || streams != 1 {
-		t.Errorf("%d calls by themselves, %d streams", alone, streams)
+	if alone, streams, sends := conn.alone.Load(), conn.streams.Load(), conn.sends.Load(); alone != 100 || streams != 1 || sends != 0 {
+		t.Errorf("%d calls by themselves, %d streams with %d messages", alone, streams, sends)
 	}
 }
 
@@ -259,6 +385,10 @@ func TestSessionsAreRenewed(t *testing.T) {
 		}
 		if streams, alone := conn.streams.Load(), conn.alone.Load(); streams != 2 || alone > 2 {
 			t.Errorf("%d streams in 24 s, %d calls by themselves", streams, alone)
+		}
+		synctest.Wait()
+		if conn.closes.Load() != 1 || conn.over.Load() != 1 {
+			t.Errorf("of the stream that was left: %d half-closed, %d over", conn.closes.Load(), conn.over.Load())
 		}
 	})
 }
@@ -356,6 +486,10 @@ func TestAStuckSession(t *testing.T) {
 		if took := time.Since(began); took > 10*time.Second+5*(clientlib.DefaultTryTimeout+time.Second) {
 			t.Errorf("100 calls in 10 s took %v", took)
 		}
+		<-time.After(7 * time.Minute) // longer than anything can wait on a stream
+		if over, streams := conn.over.Load(), conn.streams.Load(); over != streams {
+			t.Errorf("of %d streams that are stuck %d are over", streams, over)
+		}
 	})
 }
 
@@ -363,6 +497,7 @@ func TestAStuckSession(t *testing.T) {
 type swallowing struct{ grpc.ClientStream }
 
 func (swallowing) SendMsg(any) error { return nil }
+func (swallowing) CloseSend() error  { return nil }
 
 // Credentials that have run out since the stream was opened are renewed by a call by itself.
 func TestCredentialsOfASessionThatRanOut(t *testing.T) {

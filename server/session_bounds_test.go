@@ -164,6 +164,12 @@ func TestSessionBoundsItsWaiters(t *testing.T) {
 			t.Errorf("%d wait, of %d that run", waiting, running)
 		}
 		close(h.release)
+		synctest.Wait()
+		h.ask(300_001, 1, waitingBegin)
+		synctest.Wait()
+		if waiting := h.waiting.Load(); waiting != MaxSessionWaiters+1 {
+			t.Errorf("%d have waited: there was no room again", waiting)
+		}
 		close(h.sent)
 		if err := <-h.over; err != nil {
 			t.Error(err)

@@ -6,8 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/protobuf/types/known/durationpb"
-
 	"github.com/idemd/idemd/clientlib/fingerprint"
 	idemv1 "github.com/idemd/idemd/gen/idem/v1"
 )
@@ -83,7 +81,9 @@ func (h *held) extend(ctx context.Context) (answered[*idemv1.ExtendResponse], er
 	third := h.lease() / 3
 	ctx, cancel := context.WithTimeout(ctx, third)
 	defer cancel()
-	request := &idemv1.ExtendRequest{Ref: h.claim.Ref.proto(), ClaimToken: h.claim.token, Lease: durationpb.New(h.lease())}
+	// No length: as long as it was given. What the holder is told can be shorter, by how far apart the store's clocks are, and asking for that
+	// would make it shorter each time.
+	request := &idemv1.ExtendRequest{Ref: h.claim.Ref.proto(), ClaimToken: h.claim.token}
 	return resend(ctx, h.client, "Extend", pace{try: max(third/2, resendFirst), ceiling: third / 3},
 		func(ctx context.Context) (*idemv1.ExtendResponse, error) {
 			return h.client.ledger.Extend(ctx, request, h.client.callOptions()...)

@@ -42,6 +42,30 @@ func TestHeartbeatsComeAtAThirdOfTheLeaseFromBeforeBeginWasSent(t *testing.T) {
 	})
 }
 
+// Where a store's clocks are apart, the holder is told less than its lease. Heartbeats that asked for what they were told would end up with nothing.
+func TestHeartbeatsDoNotShortenALeaseThatIsToldShorter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const margin = 500 * time.Millisecond
+		given := 9 * time.Second
+		c, s := scriptedClient(t, Config{}, func(_ context.Context, _ int, request proto.Message) (proto.Message, error) {
+			if extend, ok := request.(*idemv1.ExtendRequest); ok && extend.GetLease() != nil {
+				given = extend.GetLease().AsDuration()
+			}
+			return grant(request, given-margin), nil
+		})
+		_, err := c.Do(t.Context(), testRef, testPrint(t), func(context.Context, Claim) (Response, error) {
+			<-time.After(time.Minute)
+			return Response{}, nil
+		}, rerun)
+		if err != nil || given != 9*time.Second || len(s.of("Extend")) > 30 {
+			t.Errorf("%v: after %d heartbeats the lease is %v", err, len(s.of("Extend")), given)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestAHeartbeatThatFailsIsTriedAgainInsideTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, s := scriptedClient(t, Config{}, func(ctx context.Context, n int, request proto.Message) (proto.Message, error) {

@@ -22,7 +22,7 @@ import (
 // config is a short run of everything, ended by its number of turns and not by time.
 func config(clients ...workload.Client) workload.Config {
 	return workload.Config{
-		Clients: clients, Tenant: "load", Operation: "op", Workers: 4, Duration: time.Minute, Turns: 200, BodyBytes: 50,
+		Clients: clients, Tenant: "load", Operation: "op", Workers: 4, Duration: time.Minute, Turns: 100, BodyBytes: 50,
 		Mix: workload.Mix{workload.Fresh: 1, workload.Replay: 1, workload.Duplicates: 1, workload.Mismatch: 1},
 	}
 }

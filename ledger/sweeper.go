@@ -14,7 +14,8 @@ const (
 	defaultSweepEvery = time.Minute
 	// sweepTurn is how long a daemon has the turn to sweep without renewing it. It is renewed after each batch.
 	sweepTurn = 30 * time.Second
-	// sweepBatch is how many entries one page of a sweep reads, sweepWriters how many of them are written at once.
+	// sweepBatch is how many entries one page of a sweep reads, sweepWriters how many of them are written at once while callers are at work. While there are
+	// none, whatever a page has to write may share the store's transactions.
 	sweepBatch   = 500
 	sweepWriters = 32
 	// giveTurnTimeout bounds the last write of a sweep whose caller went away.
@@ -242,7 +243,11 @@ func (s *sweeper) sweepEntries(ctx context.Context, page Page, dry bool) (SweepP
 func (s *sweeper) writeAll(ctx context.Context, writes []*Write, missed map[ScopeID]bool) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	places := make(chan struct{}, sweepWriters)
+	atOnce := sweepWriters
+	if s.ledger.calls.Load() == 0 {
+		atOnce = sweepBatch
+	}
+	places := make(chan struct{}, atOnce)
 	for _, w := range writes {
 		places <- struct{}{}
 		wg.Go(func() {

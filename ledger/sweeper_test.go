@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -322,6 +323,54 @@ type pageSpy struct {
 func (s pageSpy) Page(ctx context.Context, q ledger.PageQuery) (ledger.Page, error) {
 	s.told(q)
 	return s.Store.Page(ctx, q)
+}
+
+// slowWrites is a store whose writes wait until they are let go.
+type slowWrites struct {
+	ledger.Store
+	waiting *atomic.Int64
+	release chan struct{}
+}
+
+func (s slowWrites) Write(ctx context.Context, w ledger.Write) (ledger.Written, error) {
+	s.waiting.Add(1)
+	<-s.release
+	return s.Store.Write(ctx, w)
+}
+
+// TestASweepLeavesRoomForCallers: while a caller is served it has 32 writes under way; while none is, all of a page, to share as few syncs as can be.
+func TestASweepLeavesRoomForCallers(t *testing.T) {
+	t.Parallel()
+	for _, served := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t)
+			b.policy(quick())
+			b.fill(ledger.Shards * 100)
+			b.clock.Advance(time.Hour)
+			store := slowWrites{b.faulty, new(atomic.Int64), make(chan struct{})}
+			b.ledger = b.open(ledger.Config{Store: store})
+			var callers, sweep sync.WaitGroup
+			caller := make(chan struct{})
+			if served {
+				b.faulty.Plan(storetest.On(storetest.Get, storetest.Script(storetest.Fault{Before: storetest.Until(caller)})))
+				callers.Go(func() { _, _ = b.ledger.Lookup(context.Background(), ledger.Caller{}, b.ref("k0")) })
+			}
+			synctest.Wait()
+			sweep.Go(func() {
+				if _, err := b.ledger.Sweep(context.Background(), ledger.SweepRequest{}, nil); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+			if n := store.waiting.Load(); served && n != 32 || !served && n <= 32 {
+				t.Errorf("a caller is served: %t; the sweep has %d writes under way", served, n)
+			}
+			close(store.release)
+			sweep.Wait()
+			close(caller)
+			callers.Wait()
+		})
+	}
 }
 
 // TestOneDaemonSweepsAtATime: the other is refused and told when to come back; once the first has done it may sweep at once; and one that died

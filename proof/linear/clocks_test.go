@@ -1,12 +1,13 @@
 package linear
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -20,7 +21,11 @@ const clockVariable = "PROOF_CLOCK_AHEAD"
 // skewedClocks are the flags that build a program on a standard library whose time.Now is wrong by as much as clockVariable says. The monotonic
 // clock is left alone, as it is by whoever sets a machine's clock.
 func skewedClocks(dir string) ([]string, error) {
-	original := filepath.Join(runtime.GOROOT(), "src", "time", "time.go")
+	root, err := exec.CommandContext(context.Background(), "go", "env", "GOROOT").Output()
+	if err != nil {
+		return nil, err
+	}
+	original := filepath.Join(strings.TrimSpace(string(root)), "src", "time", "time.go")
 	source, err := os.ReadFile(original)
 	if err != nil {
 		return nil, err

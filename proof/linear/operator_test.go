@@ -126,6 +126,7 @@ func (c *client) resolves(ctx context.Context, d daemon, k *key) {
 			decision.report = report{success, text}
 		case fail:
 			decision.report = report{final, text}
+		case release: // carries no answer
 		}
 		c.decided[k] = append(c.decided[k], decision)
 	}
@@ -157,6 +158,7 @@ func (d inProcess) resolve(ctx context.Context, key string, c call) told {
 			r.Response = &ledger.Response{Body: []byte{c.report.text}}
 		case fail:
 			r.Failure = &ledger.Failure{Code: 9, Message: string(c.report.text)}
+		case release: // carries no answer
 		}
 		out, err := d.ledger.Resolve(ctx, ledger.Caller{}, r)
 		var refusal *ledger.Refusal

@@ -183,6 +183,38 @@ func TestNobodyWaitsForASession(t *testing.T) {
 	})
 }
 
+// A stream is used once the ledger has said that it takes calls on it, and not before.
+func TestASessionIsUsedOnceItIsThere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := &watched{ClientConnInterface: servertest.New(t, servertest.Options{}).Conn()}
+		conn.open = func(_ context.Context, plain func() (grpc.ClientStream, error)) (grpc.ClientStream, error) {
+			stream, err := plain()
+			return slowToOpen{stream}, err
+		}
+		client := sessionClient(t, conn)
+		for n := range 5 {
+			doOnce(t, client, strconv.Itoa(n), clientlib.Executed)
+			synctest.Wait()
+		}
+		if conn.sends.Load() != 0 || conn.alone.Load() != 10 {
+			t.Errorf("%d messages on a stream that may not be there, %d calls by themselves", conn.sends.Load(), conn.alone.Load())
+		}
+		<-time.After(2 * time.Second)
+		doOnce(t, client, "later", clientlib.Executed)
+		if conn.sends.Load() == 0 {
+			t.Error("the stream is not used")
+		}
+	})
+}
+
+// slowToOpen is a stream whose other end takes a second to answer.
+type slowToOpen struct{ grpc.ClientStream }
+
+func (s slowToOpen) Header() (metadata.MD, error) {
+	<-time.After(time.Second)
+	return s.ClientStream.Header()
+}
+
 // A stream that breaks under a call costs the call nothing but a second try, at once; and one that has brought results is opened again soon,
 // however often it broke.
 func TestASessionThatBreaks(t *testing.T) {

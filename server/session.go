@@ -13,7 +13,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	grpccodes "google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -101,11 +100,11 @@ func (s *sessions) requested(c *idemv1.SessionCall) (unaryCall, any) {
 
 // Session implements idem.v1.LedgerService.
 func (s *ledgerService) Session(stream grpc.BidiStreamingServer[idemv1.SessionRequest, idemv1.SessionResponse]) error {
-	// At once, so that a caller knows that there are sessions here before it puts calls on one.
+	// At once, so that a caller knows that there are sessions here before it puts calls on one; and no call can set a header of the stream after it.
 	if err := stream.SendHeader(nil); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(grpc.NewContextWithServerTransportStream(stream.Context(), noHeaders{}))
+	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	one := &session{
 		sessions: s.sessions, stream: stream, ctx: ctx, requestID: callOf(ctx).requestID,
@@ -437,18 +436,3 @@ func (c callID) String() string {
 	}
 	return c.stream + "/" + strconv.FormatUint(c.call.GetId(), 10)
 }
-
-// noHeaders is what stands for the stream where a call of a session sets headers: those of the stream are not its own.
-type noHeaders struct{}
-
-// Method implements [grpc.ServerTransportStream].
-func (noHeaders) Method() string { return idemv1.LedgerService_Session_FullMethodName }
-
-// SetHeader implements [grpc.ServerTransportStream].
-func (noHeaders) SetHeader(metadata.MD) error { return nil }
-
-// SendHeader implements [grpc.ServerTransportStream].
-func (noHeaders) SendHeader(metadata.MD) error { return nil }
-
-// SetTrailer implements [grpc.ServerTransportStream].
-func (noHeaders) SetTrailer(metadata.MD) error { return nil }

@@ -37,6 +37,9 @@ func TestBenchReportsAndLeavesNoEntries(t *testing.T) {
 	if streamed := d.runs("", quickBench("--session")...); streamed.code != exitOK || d.sessions() == 0 {
 		t.Errorf("exit %d, %d sessions: %s", streamed.code, d.sessions(), streamed.stderr)
 	}
+	if long := d.runs("", quickBench("--turns", "8", "--body-bytes", "3000000")...); long.code != exitOK {
+		t.Errorf("answers over the default limit: exit %d: %s%s", long.code, long.stdout, long.stderr)
+	}
 	text := d.runs("", quickBench("--hot-keys", "3", "--keys", "uuidv7")...)
 	for _, want := range []string{"60 turns in", "SPAN ", "pair ", "PROMISE ", "one-grant ", "erased, whose tombstones go"} {
 		if !strings.Contains(text.stdout, want) || text.code != exitOK {

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/idemd/idemd/cmd/idemd/internal/workload"
 	idemv1 "github.com/idemd/idemd/gen/idem/v1"
 )
 
@@ -22,7 +23,8 @@ import (
 func scratchPolicy(tenant string, lease, retention time.Duration) *idemv1.Policy {
 	return &idemv1.Policy{
 		Tenant: tenant, Operation: "*", Lease: durationpb.New(lease), Tombstone: durationpb.New(0),
-		Horizons: &idemv1.Horizons{ClientRetry: durationpb.New(retention)},
+		MaxResponseBytes: workload.MaxBodyBytes, // an answer that was not kept is none that could be compared
+		Horizons:         &idemv1.Horizons{ClientRetry: durationpb.New(retention)},
 	}
 }
 

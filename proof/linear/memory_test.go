@@ -32,7 +32,7 @@ func faultyDaemons(t testing.TB, store ledger.Store, seed uint64, n int) (daemon
 // TestTheReferenceStoreUnderFaults: the ledger's own logic, where a store can do nothing wrong.
 func TestTheReferenceStoreUnderFaults(t *testing.T) {
 	t.Parallel()
-	seeds(t, 100, func(seed uint64) {
+	seeds(t, 200, func(seed uint64) {
 		clock := storetest.NewRunningClock()
 		daemons, faulty := faultyDaemons(t, storetest.NewModel(clock, 0), seed, 3)
 		play{
@@ -46,7 +46,7 @@ func TestTheReferenceStoreUnderFaults(t *testing.T) {
 // TestEveryCallIsAnsweredWhereNothingGoesWrong: contention alone never makes the ledger give a call up, nor call a store away that is there.
 func TestEveryCallIsAnsweredWhereNothingGoesWrong(t *testing.T) {
 	t.Parallel()
-	seeds(t, 40, func(seed uint64) {
+	seeds(t, 120, func(seed uint64) {
 		clock := storetest.NewRunningClock()
 		store := storetest.NewModel(clock, 0)
 		p := play{

@@ -129,7 +129,7 @@ var decisionMutants = []mutant{
 		old: "have.Report == r.Report || have.Success() && r.Response == nil {", new: "have.Report == r.Report {",
 	},
 	{
-		name: "a late success changes nothing about a RETRYABLE", file: "ledger/decide_report.go", suites: [][]string{orders},
+		name: "a late success changes nothing about a RETRYABLE", file: "ledger/decide_report.go", suites: [][]string{orders, tables},
 		old: "if e.State == FailedRetryable {\n			//", new: "if e.State == FailedRetryable && e.Closed {\n			//",
 	},
 	{
@@ -137,7 +137,7 @@ var decisionMutants = []mutant{
 		old: "c.Current, c.Doubt, c.Credit = false, true, true", new: "c.Current, c.Credit = false, true",
 	},
 	{
-		name: "a release credit is never used up", file: "ledger/decide_begin.go", suites: [][]string{orders},
+		name: "a release credit is never used up", file: "ledger/decide_begin.go", suites: [][]string{orders, tables},
 		old: "c.Credit, c.Last.OnCredit = false, true", new: "c.Last.OnCredit = true",
 	},
 	{

@@ -60,10 +60,7 @@ func (h *history) add(client int, key string, c call, t told, called int64) {
 	if t.what == nobodyKnows {
 		extra-- // the call itself stands for one
 	}
-	// A report has its effect once, and is recognised ever after; but one that was kept as evidence goes with the erasure.
-	if c.kind == tell && t.what != "EXPIRED" {
-		extra = 0
-	}
+	// Of a report too: one that came late was kept as evidence by the first try, and the second may be told of what an operator did in between.
 	for range extra {
 		h.ops[key] = append(h.ops[key], porcupine.Operation{ClientId: client, Input: c, Output: told{what: nobodyKnows}, Call: called, Return: never})
 	}

@@ -147,6 +147,8 @@ func extensionKeepsContent(b *bench) {
 	e := b.fullest(b.scope())
 	e.State, e.Response, e.Closed, e.Current, e.Terms.Bound = ledger.Pending, nil, false, true, ledger.PrincipalHash{}
 	e.SettledAt, e.DueAt, e.HoldFrom = 0, ledger.Never-1, ledger.Never
+	// Of no length at all it would lapse with its first extension, and be nobody's to extend.
+	e.Last.Lease, e.Terms.Retention = claimLease, claimRetention
 	e.Evidence = &ledger.Evidence{Attempt: 1, At: 1, Response: &ledger.Response{Body: b.bytes(ledger.MaxEvidenceBytes)}}
 	row := b.put(e)
 	for range 3 {

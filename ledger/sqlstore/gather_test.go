@@ -213,6 +213,25 @@ func TestACallerThatLeavesTheLineDidNothing(t *testing.T) {
 	}
 }
 
+// A caller that leaves while its write is with the database does not know what became of it: it can still happen, and here it does.
+func TestACallerThatLeavesAfterItsWriteWasSentDoesNotKnow(t *testing.T) {
+	d := newDatabase(t, pgtest.URL(t))
+	s := openStore(t, sqlstore.Config{URL: d.url, ClockSQL: d.clockSQL, MaxConns: 4})
+	scope := scopeOf(2)
+	mustWrite(t, s, begin(scope))
+	row := mustGet(t, s, scope)
+	waiting, release := d.block(t, scope)
+	ctx, cancel := context.WithCancel(context.Background())
+	out := send(ctx, s, takeover(row))
+	waitUntil(t, func() bool { return s.Stats().Apart == 1 && waiting() })
+	cancel()
+	if o := <-out; !errors.Is(o.err, ledger.ErrUnknown) {
+		t.Errorf("it was told %v", o.err)
+	}
+	release()
+	waitUntil(t, func() bool { return mustGet(t, s, scope).Revision == row.Revision+1 })
+}
+
 func TestWritesThatWaitWhenTheStoreIsClosedAreToldSo(t *testing.T) {
 	d := newDatabase(t, pgtest.URL(t))
 	s := oneConnection(t, d, d.url)

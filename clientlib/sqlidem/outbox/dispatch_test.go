@@ -191,6 +191,26 @@ func TestAClaimPutsAnEndToTheOneBeforeIt(t *testing.T) {
 	})
 }
 
+// One that sleeps until its aggregate was forgotten, and has begun again at version 1, is not believed either: it speaks of other events.
+func TestAClaimFromBeforeAnAggregateWasForgottenIsNotBelieved(t *testing.T) {
+	everywhere(t, func(t *testing.T, r *rig) {
+		r.write(t, event("a"))
+		b := &broker{}
+		_, let, ran := stalled(t, r, b, quick())
+		r.Advance(t, 31*time.Second)
+		once(t, r.runs(t, b.publisher("fast"), quick()))
+		r.Advance(t, 9*week)
+		same(t, "deleted", deleted(t, r, outbox.SweepConfig{Age: week, IdleAggregates: 8 * week}), 1)
+		same(t, "the next version", r.write(t, event("a"))[0].Version, int64(1))
+		down := scripted(func([]outbox.Envelope) (int, error) { return 0, errors.New("not now") })
+		same(t, "the next claim comes to nothing", once(t, r.runs(t, down, quick())), outbox.Report{Failed: 1})
+		close(let)
+		<-ran
+		r.Advance(t, time.Minute)
+		same(t, "published of what was written since", once(t, r.runs(t, b.publisher("next"), quick())), outbox.Report{Published: 1})
+	})
+}
+
 // Field case C82: a poison event parks its aggregate only.
 func TestC82_APoisonEventParksItsAggregateOnly(t *testing.T) {
 	everywhere(t, func(t *testing.T, r *rig) {

@@ -101,14 +101,17 @@ FROM (SELECT aggregatetype, aggregateid, min(version) AS first, count(*) AS n FR
 }
 
 // open makes the rows of aggregates that no dispatcher has seen. It begins before the first event there is, which is version 1 unless
-// events were swept away while something else published them.
+// events were swept away while something else published them. Fences begin with the clock and not at zero: after an aggregate was forgotten
+// they must not come to one again under which a dispatcher from before sleeps.
 func (s *store) open(ctx context.Context, fresh []candidate) error {
 	var args []any
 	for _, c := range fresh {
 		args = append(args, c.Type, c.ID, c.first-1)
 	}
-	text := s.text("/* idem:outbox-open */ INSERT INTO {outbox_deliveries} (aggregatetype, aggregateid, published_version) VALUES " +
-		sqldb.Tuples(1, len(fresh), "VARCHAR", "VARCHAR", "INT8") + " ON CONFLICT (aggregatetype, aggregateid) DO NOTHING")
+	text := s.text("/* idem:outbox-open */ INSERT INTO {outbox_deliveries} (aggregatetype, aggregateid, published_version, fence)\n" +
+		"SELECT v.aggregatetype, v.aggregateid, v.published_version, (extract(epoch FROM {now}) * 1000000)::INT8 FROM (VALUES " +
+		sqldb.Tuples(1, len(fresh), "VARCHAR", "VARCHAR", "INT8") + ") AS v (aggregatetype, aggregateid, published_version)\n" +
+		"ON CONFLICT (aggregatetype, aggregateid) DO NOTHING")
 	return sqldb.Retry(ctx, func() error {
 		_, err := s.q.Exec(ctx, text, args...)
 		return err

@@ -15,7 +15,7 @@ import (
 // It is made of the namespace, the workflow's id and run id, and the activity's id. The activity's id alone is a number that counts
 // from the start of each run's history, so without the run id a second run's fifth step would be answered with the first run's fifth.
 // The attempt's number is left out, because a retry is the same intent. An activity that no workflow started has its own run id in place
-// of the workflow's two.
+// of the workflow's two. Local activities have numbers of their own, so that an activity is local is in it as well.
 //
 // A run id changes where Temporal begins a workflow anew: on a retry of the workflow, continue-as-new, cron, and reset. Steps of the new
 // run are then new intents. Where the intent is the business's own (charge order 17, whatever run does it), see Config.Key.
@@ -23,6 +23,9 @@ func Key(info activity.Info) string {
 	run := info.ActivityRunID
 	if info.WorkflowExecution.ID != "" {
 		run = ""
+		if info.IsLocalActivity {
+			run = local
+		}
 	}
 	return key(info.Namespace, info.WorkflowExecution.ID, info.WorkflowExecution.RunID, run, info.ActivityID)
 }
@@ -42,6 +45,8 @@ func key(namespace, workflowID, runID, activityRunID, activityID string) string 
 }
 
 const (
+	// local stands where an activity without a workflow has its run id.
+	local = "local"
 	// compensation is what the activity ids of compensations begin with.
 	compensation = "compensate:"
 	// CompensationStep is the step by which a compensation's key is derived from that of what it undoes:

@@ -354,10 +354,12 @@ func TestKeysTellApartWhateverCanBeTold(t *testing.T) {
 	}
 	alone := info("n", "", "", "a")
 	alone.ActivityRunID = "r"
+	local := info("n", "w", "r", "5") // numbered by themselves: the fifth local activity, and not the one at event 5
+	local.IsLocalActivity = true
 	seen := map[string]int{}
 	for i, one := range []activity.Info{
 		info("n", "w", "r", "5"), info("m", "w", "r", "5"), info("n", "v", "r", "5"), info("n", "w", "s", "5"), info("n", "w", "r", "6"),
-		info("n", "w", "r5", ""), info("n", "wr", "", "5"), info("nw", "", "r", "5"), info("n", "w", "r", "compensate:5"), alone,
+		info("n", "w", "r5", ""), info("n", "wr", "", "5"), info("nw", "", "r", "5"), info("n", "w", "r", "compensate:5"), alone, local,
 		info("n", "w:1", "r", "5"), info("n:1", "w", "r", "5"),
 	} {
 		key := temporal.Key(one)

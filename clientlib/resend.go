@@ -32,6 +32,8 @@ type pace struct {
 	ceiling time.Duration
 	// oddTries bounds the tries that get answers which should not happen. Zero: no bound.
 	oddTries int
+	// insists: a refusal that may be about us for the moment, and not about the call, is no answer.
+	insists bool
 }
 
 // resend calls until there is an answer that stands, or ctx ends. Its error is an [*Error].
@@ -54,7 +56,7 @@ func resend[R any](
 		}
 		last = fromStatus(status.Convert(err), err)
 		switch again, isOdd := worthResending(ctx, last); {
-		case !again:
+		case !again && !(pace.insists && unwanted(last)):
 			return answered[R]{}, last
 		case isOdd:
 			if odd++; odd == pace.oddTries {
@@ -83,6 +85,16 @@ func worthResending(ctx context.Context, e *Error) (again, odd bool) {
 	default:
 		return false, false
 	}
+}
+
+// unwanted says whether a refusal is of whoever calls, and may pass: credentials that ran out and are renewed, or the word of something that
+// stands before the ledger, which has not seen the call.
+func unwanted(err error) bool {
+	var e *Error
+	if !errors.As(err, &e) {
+		return false
+	}
+	return e.Code == codes.Unauthenticated || !e.FromServer && (e.Code == codes.PermissionDenied || e.Code == codes.Unimplemented)
 }
 
 // ended says that the time was up before an answer stood. It carries on what the server last said, if it said anything.

@@ -85,7 +85,7 @@ const (
 func (r *run) settle(ctx context.Context, h *held, report report) settlement {
 	c := r.client
 	detached := context.WithoutCancel(ctx)
-	p := pace{try: c.config.TryTimeout, ceiling: min(resendMax, h.lease()/3)}
+	p := pace{try: c.config.TryTimeout, ceiling: min(resendMax, h.lease()/3), insists: true}
 	sync, cancel := context.WithTimeout(detached, c.config.SettleTimeout)
 	defer cancel()
 	err := c.tell(sync, p, report)
@@ -150,7 +150,7 @@ func (r *run) settled(ctx context.Context, err error) (s settlement, done bool) 
 		return recorded, true
 	case errors.Is(err, ErrClaimLost), errors.Is(err, ErrAlreadySettled):
 		return lost, true
-	case ambiguous(err), unsent(err), errors.Is(err, ErrQuota):
+	case ambiguous(err), unsent(err), unwanted(err), errors.Is(err, ErrQuota):
 		return later, false
 	default:
 		r.client.telemetry.notRecorded(ctx, r.ref.Operation)

@@ -588,3 +588,48 @@ func TestAFailureOfNothingWasNotFoundOut(t *testing.T) {
 		t.Errorf("%+v", finding)
 	}
 }
+
+// Credentials that ran out while the work ran, or a proxy that does not find the ledger for a moment, are no last word on an outcome.
+func TestAnOutcomeIsNotGivenUpWhileNobodyWantsUs(t *testing.T) {
+	for name, refusal := range map[string]error{
+		"credentials ran out": (&Error{Code: codes.Unauthenticated, Reason: ReasonUnauthenticated}).GRPCStatus().Err(),
+		"a proxy's 401":       status.Error(codes.Unauthenticated, "401 (Unauthorized)"),
+		"a proxy's 403":       status.Error(codes.PermissionDenied, "403 (Forbidden)"),
+		"a proxy's 404":       status.Error(codes.Unimplemented, "404 (Not Found)"),
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			c, s := scriptedClient(t, Config{}, func(_ context.Context, _ int, request proto.Message) (proto.Message, error) {
+				if _, ok := request.(*idemv1.BeginRequest); !ok && time.Since(began) < 5*time.Minute {
+					return nil, refusal
+				}
+				return grant(request, time.Minute), nil
+			})
+			result, err := c.Do(t.Context(), testRef, testPrint(t), respond("x"), rerun)
+			if err != nil || result.Recorded || result.Outcome != Executed || time.Since(began) > DefaultSettleTimeout {
+				t.Errorf("%s: %+v %v after %v", name, result, err, time.Since(began))
+			}
+			<-time.After(6 * time.Minute)
+			reports := s.of("Complete")
+			if last := reports[len(reports)-1].at.Sub(began); last < 5*time.Minute || len(s.of("Fail")) != 0 || len(s.of("Begin")) != 1 {
+				t.Errorf("%s: the last report was sent after %v", name, last)
+			}
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	// What the ledger itself says of the call stands.
+	c, s := scriptedClient(t, Config{}, func(_ context.Context, _ int, request proto.Message) (proto.Message, error) {
+		if _, ok := request.(*idemv1.BeginRequest); !ok {
+			return nil, (&Error{Code: codes.PermissionDenied, Reason: ReasonPermissionDenied}).GRPCStatus().Err()
+		}
+		return grant(request, time.Minute), nil
+	})
+	if result, err := c.Do(t.Context(), testRef, testPrint(t), respond("x"), rerun); err != nil || result.Recorded || len(s.of("Complete")) != 1 {
+		t.Errorf("%+v %v, %d reports", result, err, len(s.of("Complete")))
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -191,6 +191,24 @@ func TestAClaimPutsAnEndToTheOneBeforeIt(t *testing.T) {
 	})
 }
 
+// What it says is true and comes too late: whoever took over goes by what is recorded, so nothing that is not recorded may go.
+func TestWhatIsSaidUnderALostClaimDeletesNothing(t *testing.T) {
+	everywhere(t, func(t *testing.T, r *rig) {
+		r.write(t, event("a"), event("a"))
+		b, config := &broker{}, quick()
+		config.DeletePublished = true
+		_, let, ran := stalled(t, r, b, config)
+		r.Advance(t, 31*time.Second)
+		down := scripted(func([]outbox.Envelope) (int, error) { return 0, errors.New("not now") })
+		same(t, "the one that took over", once(t, r.runs(t, down, config)), outbox.Report{Failed: 1})
+		close(let)
+		<-ran
+		same(t, "events that are left", r.Int(t, "SELECT count(*) FROM idem_outbox"), int64(2))
+		r.Advance(t, time.Minute)
+		same(t, "published by the next", once(t, r.runs(t, b.publisher("next"), config)), outbox.Report{Published: 2})
+	})
+}
+
 // One that sleeps until its aggregate was forgotten, and has begun again at version 1, is not believed either: it speaks of other events.
 func TestAClaimFromBeforeAnAggregateWasForgottenIsNotBelieved(t *testing.T) {
 	everywhere(t, func(t *testing.T, r *rig) {
@@ -230,7 +248,7 @@ func TestC82_APoisonEventParksItsAggregateOnly(t *testing.T) {
 			same(t, "the parked event", []any{a, version}, []any{order("sick"), int64(2)})
 		}
 		d := r.runs(t, b.publisher("one"), config)
-		once(t, d)
+		same(t, "the first pass, which tries the sick one once", once(t, d), outbox.Report{Published: 4, Failed: 1})
 		same(t, "published of the sick one", b.versions(order("sick")), []int64{1})
 		same(t, "published of the well one", b.versions(order("well")), []int64{1, 2, 3})
 		same(t, "tried again before its pause is over", once(t, d), outbox.Report{})
@@ -261,6 +279,47 @@ func TestC82_APoisonEventParksItsAggregateOnly(t *testing.T) {
 		}
 		once(t, d)
 		same(t, "after it was cured", b.versions(order("sick")), []int64{1, 2, 3, 4})
+	})
+}
+
+func TestPausesDoubleUpToTheLongest(t *testing.T) {
+	everywhere(t, func(t *testing.T, r *rig) {
+		r.write(t, event("a"))
+		config := quick()
+		config.MaxAttempts, config.FirstPause, config.LongestPause = 10, time.Second, 5*time.Second
+		d := r.runs(t, scripted(func([]outbox.Envelope) (int, error) { return 0, errors.New("not now") }), config)
+		for n, want := range []int64{1000, 2000, 4000, 5000, 5000} {
+			once(t, d)
+			got := r.Int(t, "SELECT (extract(epoch FROM next_at - "+r.ClockSQL+") * 1000)::INT8 FROM idem_outbox_deliveries")
+			if got < want/2 || got > want {
+				t.Errorf("after failure %d it pauses for %d ms, want %d to %d", n+1, got, want/2, want)
+			}
+			r.Advance(t, time.Minute)
+		}
+	})
+}
+
+// A page of the search for work is 500 events long.
+func TestTheBacklogOfAParkedAggregateHidesNoOther(t *testing.T) {
+	everywhere(t, func(t *testing.T, r *rig) {
+		backlog := make([]outbox.Event, 501)
+		for i := range backlog {
+			backlog[i] = event("a")
+		}
+		if _, err := r.tryWrite(t.Context(), backlog...); err != nil {
+			t.Fatal(err)
+		}
+		b := &broker{before: func(_ context.Context, _ string, e outbox.Envelope) error {
+			if e.AggregateID == "a" {
+				return outbox.Poison(errors.New("unreadable"))
+			}
+			return nil
+		}}
+		r.write(t, event("b"))
+		d := r.runs(t, b.publisher("one"), quick())
+		same(t, "the first pass", once(t, d), outbox.Report{Published: 1, Failed: 1, Parked: 1})
+		r.write(t, event("b"))
+		same(t, "and the next", once(t, d), outbox.Report{Published: 1})
 	})
 }
 

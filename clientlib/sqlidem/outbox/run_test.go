@@ -76,6 +76,24 @@ func TestADispatcherThatIsStoppedFinishesWhatItHasInHandAndGivesItsAggregatesBac
 	})
 }
 
+// However long the backlog is.
+func TestADispatcherThatIsStoppedBeginsNoFurtherBatch(t *testing.T) {
+	everywhere(t, func(t *testing.T, r *rig) {
+		r.write(t, event("a"), event("a"), event("a"))
+		ctx, stop := context.WithCancel(t.Context())
+		b := &broker{before: func(context.Context, string, outbox.Envelope) error {
+			stop()
+			return nil
+		}}
+		config := quick()
+		config.BatchSize = 1
+		if err := r.runs(t, b.publisher("stopped"), config).Run(ctx); err != nil {
+			t.Error(err)
+		}
+		same(t, "published", b.versions(order("a")), []int64{1})
+	})
+}
+
 // latecomer is a connection on which the answer to a claim comes at the very moment that the dispatcher is stopped.
 type latecomer struct {
 	net.Conn
@@ -207,6 +225,25 @@ func TestALeaseIsExtendedWhileThePublisherIsAtWork(t *testing.T) {
 		close(let)
 		<-ran
 		same(t, "in the end", b.versions(order("a")), []int64{1, 2})
+	})
+}
+
+// While the database is away a lease cannot be extended. When it is over the publisher is told to stop: somebody else may be at it.
+func TestAPublisherIsToldWhenItsLeaseIsOver(t *testing.T) {
+	t.Parallel()
+	everyPostgres(t, func(t *testing.T, r *rig) {
+		r.write(t, event("a"))
+		config := quick()
+		config.Lease, config.Heartbeat = 2*time.Second, 100*time.Millisecond
+		publishing, let, ran := stalled(t, r, &broker{}, config)
+		r.Exec(t, "ALTER TABLE idem_outbox_deliveries RENAME TO away")
+		<-publishing.Done()
+		if errors.Is(publishing.Err(), context.DeadlineExceeded) {
+			t.Error("it came to the end of its time")
+		}
+		r.Exec(t, "ALTER TABLE away RENAME TO idem_outbox_deliveries")
+		close(let)
+		<-ran
 	})
 }
 

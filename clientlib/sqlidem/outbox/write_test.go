@@ -208,6 +208,35 @@ func TestIdleAggregatesAreForgottenWhereThatIsAskedFor(t *testing.T) {
 	})
 }
 
+// A sweep that meets a writer waits for it, and then leaves the aggregate alone.
+func TestAnAggregateIsNotForgottenUnderItsWriter(t *testing.T) {
+	t.Parallel()
+	everyPostgres(t, func(t *testing.T, r *rig) {
+		b := &broker{}
+		d := r.runs(t, b.publisher("one"), quick())
+		r.write(t, event("a"))
+		once(t, d)
+		r.Advance(t, 9*week)
+		tx, err := r.begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.write(t.Context(), event("a")); err != nil {
+			t.Fatal(err)
+		}
+		swept := make(chan int, 1)
+		go func() { swept <- deleted(t, r, outbox.SweepConfig{Age: week, IdleAggregates: 8 * week}) }()
+		r.AwaitRunning(t, "idem:outbox-forget", 1)
+		if err := tx.commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		same(t, "deleted", <-swept, 1)
+		same(t, "the next version", r.write(t, event("a"))[0].Version, int64(3))
+		once(t, d)
+		same(t, "published", b.versions(order("a")), []int64{1, 2, 3})
+	})
+}
+
 // Where Debezium or a changefeed reads the table nobody else says what was published. A dispatcher that comes later begins with what is
 // there.
 func TestAnOutboxThatOthersReadIsSweptByAgeAlone(t *testing.T) {

@@ -160,3 +160,28 @@ func TestASagaWhoseWorkerDiesBeforeAnybodyHearsOfTheChargeChargesOnce(t *testing
 		t.Errorf("%d refunds", len(r.provider.refunds))
 	}
 }
+
+// Local activities are numbered by themselves, so that one can have the number of another activity.
+func TestALocalActivityIsNotTakenForAnotherOfItsNumber(t *testing.T) {
+	r := newRig(t)
+	var number string
+	r.after = func(ctx context.Context) error {
+		if info := activity.GetInfo(ctx); info.IsLocalActivity {
+			number = info.ActivityID
+		}
+		return nil
+	}
+	env := r.workflow(&dying{}, r.interceptor(nil))
+	env.ExecuteWorkflow(func(ctx workflow.Context) error {
+		local := workflow.WithLocalActivityOptions(ctx, workflow.LocalActivityOptions{StartToCloseTimeout: time.Minute})
+		if err := workflow.ExecuteLocalActivity(local, r.charge, 5).Get(ctx, nil); err != nil {
+			return err
+		}
+		ctx = workflow.WithActivityOptions(ctx, workflow.ActivityOptions{StartToCloseTimeout: time.Minute, ActivityID: number})
+		return workflow.ExecuteActivity(ctx, "charge", 7).Get(ctx, nil)
+	})
+	if err := env.GetWorkflowError(); err != nil || number == "" {
+		t.Fatalf("%v, number %q", err, number)
+	}
+	r.wantCharges(2)
+}

@@ -270,10 +270,12 @@ func TestC82_APoisonEventParksItsAggregateOnly(t *testing.T) {
 			t.Errorf("stats: %+v, %v", stats, err)
 		}
 
-		poison = false
 		if err := r.Unpark(t.Context(), order("sick")); err != nil {
 			t.Fatal(err)
 		}
+		same(t, "failing once more, with its attempts forgotten", once(t, d), outbox.Report{Failed: 1})
+		r.Advance(t, time.Minute)
+		poison = false
 		if err := r.Unpark(t.Context(), order("sick")); !errors.Is(err, outbox.ErrNotParked) {
 			t.Errorf("unparked twice: %v", err)
 		}

@@ -188,6 +188,34 @@ func TestAPublisherThatDoesNotEndIsInterruptedAndNoEventIsBlamed(t *testing.T) {
 	})
 }
 
+// Nor are failures forgotten: dispatchers that are stopped often would never park anything.
+func TestAnInterruptionForgetsNoFailures(t *testing.T) {
+	everywhere(t, func(t *testing.T, r *rig) {
+		r.write(t, event("a"))
+		at := make(chan struct{})
+		b := &broker{before: func(ctx context.Context, by string, _ outbox.Envelope) error {
+			if by == "stopped" {
+				close(at)
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return errors.New("unreadable")
+		}}
+		config := quick()
+		config.StopTimeout = time.Millisecond
+		for range 2 {
+			once(t, r.runs(t, b.publisher("failing"), config))
+			r.Advance(t, time.Minute)
+		}
+		stop := running(t, r.runs(t, b.publisher("stopped"), config))
+		<-at
+		stop()
+		same(t, "attempts", r.Int(t, "SELECT attempts FROM idem_outbox_deliveries"), int64(2))
+		r.Advance(t, time.Minute)
+		same(t, "the third failure", once(t, r.runs(t, b.publisher("failing"), config)), outbox.Report{Failed: 1, Parked: 1})
+	})
+}
+
 func TestAWokenDispatcherDoesNotWaitForItsPoll(t *testing.T) {
 	everywhere(t, func(t *testing.T, r *rig) {
 		b := &broker{}

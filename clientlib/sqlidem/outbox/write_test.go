@@ -208,6 +208,21 @@ func TestIdleAggregatesAreForgottenWhereThatIsAskedFor(t *testing.T) {
 	})
 }
 
+// Its next event would have the version of one that is still in the table.
+func TestAnAggregateWhoseEventsAreKeptIsNotForgotten(t *testing.T) {
+	everywhere(t, func(t *testing.T, r *rig) {
+		b := &broker{}
+		d := r.runs(t, b.publisher("one"), quick())
+		r.write(t, event("a"))
+		once(t, d)
+		r.Advance(t, 9*week)
+		same(t, "deleted", deleted(t, r, outbox.SweepConfig{Age: 52 * week, IdleAggregates: 8 * week}), 0)
+		r.write(t, event("a"))
+		once(t, d)
+		same(t, "published", b.versions(order("a")), []int64{1, 2})
+	})
+}
+
 // A sweep that meets a writer waits for it, and then leaves the aggregate alone.
 func TestAnAggregateIsNotForgottenUnderItsWriter(t *testing.T) {
 	t.Parallel()

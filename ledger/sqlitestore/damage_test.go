@@ -370,3 +370,25 @@ func TestADatabaseOfAnotherToolIsSealedOnce(t *testing.T) {
 	refused(t, dir, "damaged")
 	refused(t, dir, "damaged") // and what was refused is not sealed
 }
+
+// TestAReaderThatOutlivesTheDaemonIsNoDamage: a shell that reads and stays open closes the database last, and SQLite has the last one empty the log.
+func TestAReaderThatOutlivesTheDaemonIsNoDamage(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := openForTest(t, Config{Dir: dir})
+	path := filepath.Join(dir, databaseName)
+	outside, err := openConnection(t.Context(), path, "", "rw") // as sqlite3 opens it, and past the layer
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := outside.number(t.Context(), "SELECT count(*) FROM entry"); err != nil {
+		t.Fatal(err)
+	}
+	pair(t, s, 1, 10)
+	if err := errors.Join(s.Close(), outside.close()); err != nil {
+		t.Fatal(err)
+	}
+	if again := openForTest(t, Config{Dir: dir}); !has(t, again, 1) {
+		t.Error("the entry is gone")
+	}
+}

@@ -263,6 +263,7 @@ func (s *Store) release() error {
 		errs = append(errs, (<-s.readers).close())
 	}
 	if s.log != nil {
+		s.settleLog()
 		errs = append(errs, s.log.conn.close())
 	}
 	if s.writer != nil && s.writer.conn != nil {
@@ -272,6 +273,20 @@ func (s *Store) release() error {
 		errs = append(errs, s.seals.release())
 	}
 	return errors.Join(append(errs, s.lock.release())...)
+}
+
+// settleLog empties the log while this process still is there to seal what it writes. SQLite itself does it when the last connection of all processes is
+// closed, and that may be one of an operator's shell that only read.
+func (s *Store) settleLog() {
+	if s.seals.soundness() != nil {
+		return
+	}
+	busy, err := s.log.empty()
+	s.seals.note(err)
+	if busy {
+		s.cfg.Logger.Warn("another program is in the middle of reading the database. If it ends before the next start, it may empty the write-ahead log by "+
+			"itself, which that start takes for damage", "file", s.path)
+	}
 }
 
 // Ready implements [ledger.Store]. Where the last write failed, or there is next to no room on the disk, it tries one: a full disk is not ready, and is again when

@@ -233,6 +233,29 @@ func TestAWokenDispatcherDoesNotWaitForItsPoll(t *testing.T) {
 	})
 }
 
+// Nobody else can claim the aggregate meanwhile, so nobody else will look.
+func TestWhatIsWrittenWhileItsAggregateIsPublishedDoesNotWaitForThePoll(t *testing.T) {
+	everywhere(t, func(t *testing.T, r *rig) {
+		r.write(t, event("a"))
+		at, let := make(chan struct{}), make(chan struct{})
+		b := &broker{before: func(_ context.Context, _ string, e outbox.Envelope) error {
+			if e.Version == 1 {
+				close(at)
+				<-let
+			}
+			return nil
+		}}
+		config := quick()
+		config.PollInterval = time.Hour
+		running(t, r.runs(t, b.publisher("one"), config))
+		<-at
+		r.write(t, event("a"))
+		<-time.After(200 * time.Millisecond) // it has looked, most likely, and rests
+		close(let)
+		sqldbtest.Await(t, "the second one is published", func() bool { return b.count() == 2 })
+	})
+}
+
 // A slow publisher keeps its aggregate for as long as it lives, however short the lease.
 func TestALeaseIsExtendedWhileThePublisherIsAtWork(t *testing.T) {
 	everywhere(t, func(t *testing.T, r *rig) {
@@ -363,6 +386,18 @@ func TestWhatAPublisherAcknowledgedBeforeItFailedIsNotPublishedAgain(t *testing.
 			r.Advance(t, time.Hour)
 		}
 		same(t, "asked for, first version and how many", asked, [][2]int64{{1, 4}, {3, 2}, {3, 2}, {4, 1}})
+	})
+}
+
+func TestAPublisherThatCannotCountEndsNothing(t *testing.T) {
+	everywhere(t, func(t *testing.T, r *rig) {
+		r.write(t, event("a"), event("a"))
+		count := -1
+		d := r.runs(t, scripted(func([]outbox.Envelope) (int, error) { return count, nil }), quick())
+		same(t, "fewer than none", once(t, d), outbox.Report{Failed: 1})
+		r.Advance(t, time.Minute)
+		count = 3
+		same(t, "more than there are", once(t, d), outbox.Report{Published: 2})
 	})
 }
 

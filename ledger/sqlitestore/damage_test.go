@@ -332,6 +332,41 @@ func TestAFailedCommitLeavesNothingThatLooksLikeDamage(t *testing.T) {
 	}
 }
 
+// TestWhatFailedCommitsLeftUnderAReaderIsClearedAway as soon as the reader is gone: the log can not be emptied before.
+func TestWhatFailedCommitsLeftUnderAReaderIsClearedAway(t *testing.T) {
+	t.Parallel()
+	s, d := openOnTestDisk(t, Config{Dir: t.TempDir()})
+	pair(t, s, 1, 10)
+	outside, err := openConnection(t.Context(), filepath.Join(s.cfg.Dir, databaseName), "", "ro")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := outside.script(t.Context(), "BEGIN; SELECT count(*) FROM entry"); err != nil {
+		t.Fatal(err)
+	}
+	for n := range int64(3) {
+		d.sync.Store(failing(sqlite3.SQLITE_IOERR_FSYNC))
+		w := claimed(10 + n)
+		w.Put.Last.Holder = strings.Repeat("h", int(40_000-9_000*n))
+		if _, err := s.Write(t.Context(), w); !errors.Is(err, ledger.ErrUnknown) {
+			t.Fatal(err)
+		}
+	}
+	d.sync.Store(nil)
+	if w, err := s.Write(t.Context(), claimed(2)); err != nil || !w.Applied {
+		t.Fatal(w, err)
+	}
+	if err := outside.close(); err != nil {
+		t.Fatal(err)
+	}
+	if w, err := s.Write(t.Context(), claimed(3)); err != nil || !w.Applied {
+		t.Fatal(w, err)
+	}
+	if again := openForTest(t, Config{Dir: remains(t, s)}); !has(t, again, 2) || !has(t, again, 3) || has(t, again, 10) {
+		t.Error("not exactly what was acknowledged is there")
+	}
+}
+
 // TestADatabaseOfAnotherToolIsSealedOnce: a copy made by other tools has no seals. It is checked whole, indexes against tables, and then sealed.
 func TestADatabaseOfAnotherToolIsSealedOnce(t *testing.T) {
 	t.Parallel()

@@ -33,6 +33,9 @@ type writer struct {
 	// the next opening of the file might. The next batch is made to write, whatever it does: its frames go over the ghost's, and
 	// the chain of checksums ends behind them. That makes the outcome certain: it did not happen.
 	ghost bool
+	// leftovers: frames of commits that failed, or that a crash cut off, may lie in the log behind the last good one. Those of two commits would look like
+	// damage to the next start (see checkLog), so the log is emptied as soon as nobody is in the way.
+	leftovers bool
 	// failed: the last batch was not committed. Ready then tries one.
 	failed atomic.Bool
 }
@@ -176,10 +179,10 @@ func (w *writer) transact(batch []*job, errs []error, careful bool) error {
 		w.ghost = w.ghost || errors.Is(err, ledger.ErrUnknown)
 		return err
 	}
-	if w.ghost {
-		// What is left of it behind these frames would look like damage to the next start (see checkLog). Somebody may be in the way: then it stays.
-		_, err := w.log.empty()
+	if w.leftovers = w.leftovers || w.ghost; w.leftovers {
+		busy, err := w.log.empty()
 		w.seals.note(err)
+		w.leftovers = busy || err != nil
 	}
 	w.ghost = false
 	w.count(len(batch), time.Since(started))

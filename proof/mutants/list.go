@@ -250,7 +250,7 @@ var otherMutants = []mutant{
 	},
 	{
 		name: "a report ends with its caller", file: "clientlib/settle.go", suites: [][]string{client},
-		old: "	detached := context.WithoutCancel(ctx)\n	p := pace{try: c.config.TryTimeout, ceiling: min(resendMax, h.lease()/3)}", new: "	detached := ctx\n	p := pace{try: c.config.TryTimeout, ceiling: min(resendMax, h.lease()/3)}",
+		old: "	detached := context.WithoutCancel(ctx)\n", new: "	detached := ctx\n",
 	},
 }
 

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,24 +15,34 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
 	"github.com/idemd/idemd/ledger"
 	"github.com/idemd/idemd/ledger/sqlitestore"
 	"github.com/idemd/idemd/ledger/storetest"
 )
 
-// recording is a store that keeps what it was asked, when, and what it answered, in the order in which it carried it out: below the faults, so that a
-// write that landed late stands where it landed. Unlike the world itself it can be played again exactly, on any store.
+// recording is a store that keeps what it was asked, when, for whom, and what it answered, in the order in which it carried it out: below the faults, so
+// that a write that landed late stands where it landed. It also keeps the calls that the daemons got, and their answers. Unlike the world itself it can be
+// played again exactly: on any store, and against the decision table.
 type recording struct {
 	ledger.Store
 	clock *storetest.Clock
 
 	mu    sync.Mutex
 	steps []step // guarded by mu
+	calls int    // guarded by mu
 }
 
-// step is one call. Of its questions one is set, or none for Ready.
+// step is something that the store was asked, or the beginning or the end of a call. Of its questions one is set, or none for Ready.
 type step struct {
-	At         ledger.Time
+	At ledger.Time
+	// Call is the call that the store was asked for, or that begins or ends; 0: what a daemon does by itself, and a write that landed late.
+	Call       int               `json:",omitempty"`
+	Began      *began            `json:",omitempty"`
+	Ended      *ended            `json:",omitempty"`
 	Get        *ledger.ScopeID   `json:",omitempty"`
 	Write      *ledger.Write     `json:",omitempty"`
 	Page       *ledger.PageQuery `json:",omitempty"`
@@ -45,6 +56,51 @@ type step struct {
 type putSetting struct {
 	Setting ledger.Setting
 	Expect  int64
+}
+
+// began is a call as the ledger's service got it. Nobody here has credentials, so every caller is anonymous.
+type began struct {
+	Method  string
+	Request json.RawMessage // of the method's request, by protojson
+}
+
+// ended is what a call was answered: a reply, by protojson, or why there is none.
+type ended struct {
+	Reply   json.RawMessage `json:",omitempty"`
+	Refused string          `json:",omitempty"`
+}
+
+// ofCall is the key of a context's call.
+type ofCall struct{}
+
+// unary stands in a daemon between its interceptors and its handlers. The store is asked under the context that it gives, so each step knows its call.
+func (r *recording) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	r.mu.Lock()
+	r.calls++
+	call := r.calls
+	r.steps = append(r.steps, step{At: r.clock.Now(), Call: call, Began: &began{Method: info.FullMethod, Request: wireJSON(req)}})
+	r.mu.Unlock()
+	reply, err := handler(context.WithValue(ctx, ofCall{}, call), req)
+	end := &ended{}
+	if refusal := (*ledger.Refusal)(nil); errors.As(err, &refusal) {
+		end.Refused = string(refusal.Reason)
+	} else if err != nil {
+		end.Refused = err.Error()
+	} else {
+		end.Reply = wireJSON(reply)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.steps = append(r.steps, step{At: r.clock.Now(), Call: call, Ended: end})
+	return reply, err
+}
+
+func wireJSON(message any) json.RawMessage {
+	out, err := protojson.Marshal(message.(proto.Message))
+	if err != nil {
+		panic(err) // what came over the wire, or goes there
+	}
+	return out
 }
 
 // ask carries a step out.
@@ -72,6 +128,7 @@ func record[A any](ctx context.Context, r *recording, s step) (A, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s.At = r.clock.Now()
+	s.Call, _ = ctx.Value(ofCall{}).(int)
 	answer, err := s.ask(ctx, r.Store)
 	if err == nil {
 		s.Answer = answer // written down only if it is wanted: nobody changes what a store answered
@@ -111,6 +168,9 @@ func (r *recording) Ready(ctx context.Context) (ledger.Time, error) {
 // replay asks a store the same again, with its clock as it was then, and returns at which step it answers something else, and what: -1 if nowhere.
 func replay(ctx context.Context, steps []step, store ledger.Store, clock *storetest.Clock) (at int, difference string) {
 	for i, s := range steps {
+		if s.Began != nil || s.Ended != nil {
+			continue
+		}
 		clock.Set(s.At)
 		got, err := s.ask(ctx, store)
 		answer, marshalErr := json.Marshal(got)
@@ -215,7 +275,7 @@ func TestARecordingIsPlayedAgain(t *testing.T) {
 	t.Parallel()
 	path := os.Getenv("SIM_REPLAY")
 	if path == "" {
-		path = recorded(t)
+		path = recorded(t, uint64(time.Now().UnixNano()), fault{})
 	}
 	steps := decode(t, path)
 	t.Logf("%d steps", len(steps))
@@ -232,10 +292,10 @@ func TestARecordingIsPlayedAgain(t *testing.T) {
 }
 
 // recorded plays a world and keeps its recording in a file, as one that failed does.
-func recorded(t *testing.T) string {
+func recorded(t *testing.T, seed uint64, wrong fault) string {
 	path := filepath.Join(t.TempDir(), "world.steps")
 	synctest.Test(t, func(t *testing.T) {
-		w := play(t, uint64(time.Now().UnixNano()), fault{})
+		w := play(t, seed, wrong)
 		if err := os.WriteFile(path, encode(w.recording.steps), 0o600); err != nil {
 			t.Fatal(err)
 		}

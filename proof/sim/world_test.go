@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/idemd/idemd/clientlib/fingerprint"
 	"github.com/idemd/idemd/ledger"
 	"github.com/idemd/idemd/ledger/storetest"
+	"github.com/idemd/idemd/server"
 	"github.com/idemd/idemd/server/servertest"
 )
 
@@ -84,6 +86,9 @@ func (w *world) start(n int, rng *rand.Rand) {
 	}
 	d, err := servertest.Start(servertest.Options{
 		Clock: w.clock, Store: store, SweepEvery: 4 * time.Second, DrainTimeout: 5 * time.Second, Observer: watching{w, n},
+		Config: func(c *server.Config) {
+			c.ServerOptions = append(c.ServerOptions, grpc.ChainUnaryInterceptor(w.recording.unary))
+		},
 	})
 	if err != nil {
 		w.t.Fatalf("a daemon: %v", err)

@@ -284,6 +284,9 @@ func (r *historyRun) step(step historyStep) string {
 	var answers []answer
 	for _, s := range r.pair.sides() {
 		s.faulty.Plan(faults.plan())
+		if do.several {
+			s.faulty.Plan(faults.planOf(r.entries[step.entry].scope))
+		}
 		value, err := do.call(s, s.daemons[step.daemon])
 		s.faulty.Plan(nil)
 		answers = append(answers, answer{value, err})

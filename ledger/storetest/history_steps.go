@@ -87,6 +87,8 @@ type action struct {
 	text  string
 	call  func(s *side, l *ledger.Ledger) (any, error)
 	after func(answer)
+	// several: it writes several entries at once, in no order that two sides could share.
+	several bool
 }
 
 // action makes the step's call out of what is known so far; without a call where there is nothing to do.
@@ -325,8 +327,16 @@ func (r *historyRun) operate(e *playedEntry, step historyStep, g generator) acti
 		return r.changePolicy(e, g)
 	case "apply":
 		request := ledger.ApplyRequest{Tenant: r.tenant, Operation: e.ref.Operation, DryRun: g.IntN(4) == 0}
-		return action{text: "the policy is applied to " + e.ref.Operation, call: func(_ *side, l *ledger.Ledger) (any, error) {
-			return l.ApplyPolicy(r.pair.ctx, request, nil)
+		return action{text: "the policy is applied to " + e.ref.Operation, several: true, call: func(s *side, l *ledger.Ledger) (any, error) {
+			applied, err := l.ApplyPolicy(r.pair.ctx, request, nil)
+			if err == nil {
+				return applied, nil
+			}
+			// How far it came by then is not said. Sent again it comes to the same end on both sides.
+			s.faulty.Plan(nil)
+			s.faulty.Land(r.pair.ctx)
+			_, again := l.ApplyPolicy(r.pair.ctx, request, nil)
+			return fmt.Sprintf("%v, and sent again", answer{err: err}), again
 		}}
 	case "sweep", "dry sweep":
 		request := ledger.SweepRequest{DryRun: step.kind == "dry sweep"}
@@ -429,6 +439,21 @@ func (f stepFaults) plan() Plan {
 			return Fault{Kind: Refuse}
 		}
 		return writes(c)
+	}
+}
+
+// planOf is the plan of a call that writes several entries at once: the faults meet one of them, and what is late waits for the end of the call.
+func (f stepFaults) planOf(scope ledger.ScopeID) Plan {
+	f.land = false
+	plan := f.plan()
+	if plan == nil {
+		return nil
+	}
+	return func(c Call) Fault {
+		if c.Scope != scope {
+			return Fault{}
+		}
+		return plan(c)
 	}
 }
 

@@ -104,6 +104,27 @@ func TestTwoBadWritesOfABatchFailAlone(t *testing.T) {
 	}
 }
 
+// Statements that went well are nothing without their commit: where that fails, nobody of the batch is told that something was written.
+func TestABatchWhoseCommitFailsIsToldToNobody(t *testing.T) {
+	d := newDatabase(t, pgtest.URL(t))
+	s := oneConnection(t, d, d.url)
+	_, err := connect(t, d.url).Exec(context.Background(), `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not now'; END $$;
+CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON idemd_entries DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, out := range gathered(t, s, begin(scopeOf(1)), begin(scopeOf(2))) {
+		o := <-out
+		checkClass(t, o.err, ledger.ErrUnavailable)
+		if o.Applied {
+			t.Error("it was told that it was written")
+		}
+	}
+	if n := d.count(t, "idemd_entries"); n != 0 {
+		t.Errorf("there are %d rows", n)
+	}
+}
+
 // A batch of unknown outcome is unknown to each of its callers, and sent again for none: each reads back its own.
 func TestABatchOfUnknownOutcomeIsSettledCallByCall(t *testing.T) {
 	d := newDatabase(t, pgtest.URL(t))

@@ -16,9 +16,11 @@ import (
 func TestTheDiskOfTheDaemonIsFull(t *testing.T) {
 	t.Parallel()
 	p := programs.real.Start(t, nil, "--data-dir", t.TempDir())
+	d := clientOf(p)
+	d.hides = true
 	seeds(t, 2, func(seed uint64) {
 		play{
-			daemons: []daemon{clientOf(p)}, keys: 8, clients: 12, steps: 40, limit: int8(ledger.DefaultMaxAttempts), deadlines: true,
+			daemons: []daemon{d}, keys: 8, clients: 12, steps: 40, limit: int8(ledger.DefaultMaxAttempts), deadlines: true,
 			weather: func(ctx context.Context, rng *rand.Rand) {
 				for ctx.Err() == nil {
 					pass(ctx, time.Duration(rng.IntN(20))*time.Millisecond)

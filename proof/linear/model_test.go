@@ -117,8 +117,13 @@ type told struct {
 	condition   string
 	// unsure is how many writes within the call had an unknown outcome. Then it cannot be said which of the call's tries the answer is of.
 	unsure int
-	token  string
+	// hides: there may have been such writes, and none of them happened. Then what another call of the same meaning did can be taken for this one's.
+	hides bool
+	token string
 }
+
+// vague reports whether it need not be told apart from what an earlier try, or the same call sent before, did.
+func (t told) vague() bool { return t.unsure > 0 || t.hides }
 
 const nobodyKnows = "?"
 
@@ -215,7 +220,7 @@ func (e entry) begin(c call, t told, limit int8) (bool, entry) {
 		return refused("CLAIM_LOST")
 	case current:
 		e.renew(c)
-		return t.what == nobodyKnows || t.what == "granted" && (t.resumed || t.unsure > 0) && e.granted(c, t), e
+		return t.what == nobodyKnows || t.what == "granted" && (t.resumed || t.vague()) && e.granted(c, t), e
 	case e.settled == retryable:
 		return e.grant(c, t)
 	case e.live() || t.what == "in progress" && e.current: // the latter is grace: the holder comes back first
@@ -245,7 +250,7 @@ func (e entry) grant(c call, t told) (bool, entry) {
 		e.runs++
 	}
 	e.settled, e.answer, e.current, e.lease, e.fresh = 0, said{}, true, e.given(c), false
-	return t.what == nobodyKnows || t.what == "granted" && (!t.resumed || t.unsure > 0) && e.granted(c, t), e
+	return t.what == nobodyKnows || t.what == "granted" && (!t.resumed || t.vague()) && e.granted(c, t), e
 }
 
 // granted reports whether t is what a holder of the last attempt is told.
@@ -269,7 +274,7 @@ func (e entry) report(c call, t told) (bool, entry) {
 	refused := func(reason string) bool { return t.what == reason || t.what == nobodyKnows }
 	switch {
 	case a.ended == c.report || e.byOperator() && e.answer.report == c.report:
-		return t.what == nobodyKnows || t.what == "ok" && (t.resumed || t.unsure > 0) && t.attempt == c.attempt, e
+		return t.what == nobodyKnows || t.what == "ok" && (t.resumed || t.vague()) && t.attempt == c.attempt, e
 	case e.erased:
 		return refused("EXPIRED"), e
 	case e.settled == success && !holder:
@@ -294,7 +299,7 @@ func (e entry) report(c call, t told) (bool, entry) {
 	default:
 		e.settled, e.answer, e.lease = settles, said{c.attempt, c.report}, running
 	}
-	ok := t.what == "ok" && t.attempt == c.attempt && (t.unsure > 0 || !t.resumed && t.settled == (settles != unknown))
+	ok := t.what == "ok" && t.attempt == c.attempt && (t.vague() || !t.resumed && t.settled == (settles != unknown))
 	return ok || t.what == nobodyKnows, e
 }
 
@@ -394,7 +399,7 @@ func (t told) String() string {
 	for _, flag := range []struct {
 		set  bool
 		name string
-	}{{t.resumed, "resumed"}, {t.doubt, "doubt"}, {t.recoverOnly, "recover-only"}, {t.settled, "settled"}, {t.unsure > 0, "unsure"}} {
+	}{{t.resumed, "resumed"}, {t.doubt, "doubt"}, {t.recoverOnly, "recover-only"}, {t.settled, "settled"}, {t.vague(), "unsure"}} {
 		if flag.set {
 			text += ", " + flag.name
 		}

@@ -14,7 +14,9 @@ import (
 // programs are the real program as it is, and with a clock that a test sets wrong.
 var programs = struct{ real, skewed daemons.Program }{skewed: daemons.Program{Flags: skewedClocks}}
 
-func clientOf(p *daemons.Process) *remote { return &remote{idemv1.NewLedgerServiceClient(p.Conn())} }
+func clientOf(p *daemons.Process) *remote {
+	return &remote{client: idemv1.NewLedgerServiceClient(p.Conn())}
+}
 
 // killing kills the daemons at random and starts them again, until the context ends.
 func killing(t testing.TB, processes ...*daemons.Process) func(context.Context, *rand.Rand) {

@@ -13,8 +13,13 @@ import (
 	idemv1 "github.com/idemd/idemd/gen/idem/v1"
 )
 
-// remote is a daemon in a process of its own. Its store is well as long as it lives, so no answer of it hides a write of unknown outcome.
-type remote struct{ client idemv1.LedgerServiceClient }
+// remote is a daemon in a process of its own.
+type remote struct {
+	client idemv1.LedgerServiceClient
+	// hides: its store fails while it lives, so an answer can hide a write of unknown outcome. It is the embedded store, where such a write did not happen
+	// as long as the daemon lives. Elsewhere the store is well as long as the daemon is.
+	hides bool
+}
 
 func ref(key string) *idemv1.EntryRef {
 	return &idemv1.EntryRef{Tenant: "default", Operation: operation, Key: key}
@@ -50,7 +55,7 @@ func (r *remote) begin(ctx context.Context, key string, id uuid.UUID, c call, wa
 	case err != nil:
 	case out.GetGranted() != nil:
 		g := out.GetGranted()
-		t = told{what: "granted", attempt: int8(g.GetAttempt()), resumed: g.GetResumed(), doubt: g.GetPreviousAbandoned(), recoverOnly: g.GetRecoverOnly(), token: string(g.GetClaimToken())}
+		t = told{what: "granted", attempt: int8(g.GetAttempt()), resumed: g.GetResumed(), hides: r.hides, doubt: g.GetPreviousAbandoned(), recoverOnly: g.GetRecoverOnly(), token: string(g.GetClaimToken())}
 		if e := g.GetEvidence(); e != nil {
 			t.said = said{int8(e.GetAttempt()), remoteReport(e.GetCompleted(), e.GetFailed(), e.GetDisposition())}
 		}
@@ -85,7 +90,7 @@ func (r *remote) report(ctx context.Context, key, token string, s report) told {
 		out, err := r.client.Complete(ctx, &idemv1.CompleteRequest{
 			Ref: ref(key), ClaimToken: []byte(token), Response: &idemv1.Response{Body: []byte{s.text}},
 		})
-		return answered(told{what: "ok", attempt: int8(out.GetAttempt()), resumed: out.GetResent(), settled: out.GetTimes().GetSettleTime() != nil}, err)
+		return answered(told{what: "ok", attempt: int8(out.GetAttempt()), resumed: out.GetResent(), hides: r.hides, settled: out.GetTimes().GetSettleTime() != nil}, err)
 	}
 	disposition := map[verdict]idemv1.Disposition{
 		final: idemv1.Disposition_DISPOSITION_FINAL, retryable: idemv1.Disposition_DISPOSITION_RETRYABLE, unknown: idemv1.Disposition_DISPOSITION_UNKNOWN,
@@ -97,7 +102,7 @@ func (r *remote) report(ctx context.Context, key, token string, s report) told {
 	out, err := r.client.Fail(ctx, &idemv1.FailRequest{
 		Ref: ref(key), ClaimToken: []byte(token), Status: &spb.Status{Code: 9, Message: message}, Disposition: disposition,
 	})
-	return answered(told{what: "ok", attempt: int8(out.GetAttempt()), resumed: out.GetResent(), settled: out.GetTimes().GetSettleTime() != nil}, err)
+	return answered(told{what: "ok", attempt: int8(out.GetAttempt()), resumed: out.GetResent(), hides: r.hides, settled: out.GetTimes().GetSettleTime() != nil}, err)
 }
 
 func (r *remote) extend(ctx context.Context, key, token string) told {

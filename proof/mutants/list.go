@@ -229,6 +229,18 @@ var otherMutants = []mutant{
 		old: "	if k == writing {\n		return zero, ended(ctx, op, unknown)\n	}\n", new: "",
 	},
 	{
+		name: "an end of the caller's time is taken for nothing done, in a batch", file: "ledger/sqlstore/gather.go", suites: [][]string{databases},
+		old: "	default:\n		return ledger.Written{}, ended(ctx, \"write\", unknown)\n", new: "	default:\n		return ledger.Written{}, ended(ctx, \"write\", unavailable)\n",
+	},
+	{
+		name: "SQL acknowledges a batch whose commit failed", file: "ledger/sqlstore/gather.go", suites: [][]string{databases},
+		old: "if closed := results.Close(); err == nil {", new: "if closed := results.Close(); closed == nil {",
+	},
+	{
+		name: "SQLite lets a failed commit come back", file: "ledger/sqlitestore/writer.go", suites: [][]string{embedded},
+		old: "		w.ghost = w.ghost || errors.Is(err, ledger.ErrUnknown)\n", new: "",
+	},
+	{
 		name: "another tenant's entries are anybody's", file: "server/identity.go", suites: [][]string{serving},
 		old: "if p.AnyTenant || tenant == p.Tenant {", new: "if p.AnyTenant || tenant != \"\" {",
 	},

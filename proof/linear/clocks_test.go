@@ -64,7 +64,7 @@ func ahead(mono int64) (seconds int64) {
 func TestDaemonsWhoseClocksAreWrong(t *testing.T) {
 	t.Parallel()
 	if scale() < 2 {
-		t.Skip("SKIPPED: builds the standard library anew, a minute's work. make prove runs it")
+		t.Skip("SKIPPED: builds the standard library anew, a minute's work. make prove runs it, with SCALE=2 or more")
 	}
 	d := prepareForPrograms(t)
 	var daemons []daemon

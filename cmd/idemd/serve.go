@@ -173,10 +173,16 @@ func (d *daemon) run(ctx context.Context) error {
 	if err := notify.send("READY=1"); err != nil {
 		d.log.Warn("systemd was not told that the daemon is ready", "error", err)
 	}
-	stopping := context.AfterFunc(ctx, func() { _ = notify.send("STOPPING=1") })
-	defer stopping()
+	told := make(chan struct{})
+	unneeded := context.AfterFunc(ctx, func() {
+		defer close(told)
+		_ = notify.send("STOPPING=1")
+	})
 
 	err := d.server.Serve(ctx, d.grpc, d.http)
+	if !unneeded() {
+		<-told // an idle daemon drains in no time, and must not be gone before it has said so
+	}
 	stopBackground()
 	err = errors.Join(err, <-ended)
 	if d.settings.readyFile != "" {

@@ -114,8 +114,11 @@ const (
 	currentStatements = "SELECT current_setting('statement_timeout')"
 )
 
-// milliseconds is d as a setting. Zero would mean "for ever".
-func milliseconds(d time.Duration) string { return strconv.FormatInt(max(d.Milliseconds(), 1), 10) }
+// milliseconds is d as a setting, rounded up: what is left of a wait is rarely a whole number of them, and whoever waits is not told before its
+// time that it waited in vain. Zero would mean "for ever".
+func milliseconds(d time.Duration) string {
+	return strconv.FormatInt(max((d+time.Millisecond-1).Milliseconds(), 1), 10)
+}
 
 // literal is text as an SQL string.
 func literal(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }

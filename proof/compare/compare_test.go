@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -45,6 +46,10 @@ func TestEveryFormOfItRuns(t *testing.T) {
 		"compare": {
 			[]string{"-rounds", "1", "-length", "50ms"},
 			[]string{"| echo |", "| echo stream |", "| idemd, embedded |", "| idemd, sessions |", "| idemd, replay |", "| idemd, alone |", "| embedded store, pairs, to the echo |", "to two SQLite transactions"},
+		},
+		"some of it": {
+			[]string{"-rounds", "1", "-length", "50ms", "-only", "echo", "-only", "echo s"},
+			[]string{"| echo |", "| echo stream |", "two unary calls"},
 		},
 		"growth": {
 			[]string{"-do", "growth", "-entries", "500", "-tombstones", "200", "-length", "50ms"},
@@ -114,6 +119,9 @@ func TestTargetsAreJudged(t *testing.T) {
 	if got := alone.ratio(map[string][]run{nameAlone: {{p50: 3}}, nameAloneBare: {{p50: 1}}, nameAloneEcho: {{p50: 0.5}}}); got != 2 {
 		t.Errorf("one caller alone is %v, want 2", got)
 	}
+	if got := alone.ratio(map[string][]run{nameAlone: {{p50: 3}}, nameAloneBare: {{p50: 1}}}); got != 0 {
+		t.Errorf("one caller alone beside half of what it is compared with is %v", got)
+	}
 	for _, c := range []struct {
 		target target
 		got    float64
@@ -123,13 +131,40 @@ func TestTargetsAreJudged(t *testing.T) {
 		{target{want: 0.5}, 0.49, "0.5 | **missed**"},
 		{target{want: 2, atMost: true}, 2, "at most 2 | met"},
 		{target{want: 2, atMost: true}, 2.1, "at most 2 | **missed**"},
-		{target{want: 2, atMost: true}, 0, "at most 2 | "},
-		{target{want: 0.5}, 0, "0.5 | "},
 		{target{}, 3, "none | "},
 	} {
 		if got := c.target.verdict(c.got); got != c.want {
 			t.Errorf("%v of %+v: %q, want %q", c.got, c.target, got, c.want)
 		}
+	}
+}
+
+// TestOnlySelects candidates by name, or by how their names begin.
+func TestOnlySelects(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		only []string
+		want []string
+	}{
+		{nil, names},
+		{[]string{"echo"}, []string{nameEcho}}, // a whole name is that one
+		{[]string{"echo ", nameRedis}, []string{nameEchoStream, nameRedis, nameEchoReplay}},
+		{[]string{"idemd, P", "pgx, P"}, []string{namePostgres, nameByHand}},
+	} {
+		var s selection
+		for _, wanted := range c.only {
+			if err := s.Set(wanted); err != nil {
+				t.Error(err)
+			}
+		}
+		got := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !s.has(name) })
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%q selects %q, want %q", c.only, got, c.want)
+		}
+	}
+	var s selection
+	if err := s.Set("postgres"); err == nil || !strings.Contains(err.Error(), namePostgres) {
+		t.Errorf("what selects nothing was told %v", err)
 	}
 }
 

@@ -30,6 +30,7 @@ type config struct {
 	dir         string
 	idemd       string
 	cockroach   string
+	only        selection
 
 	entries    int64
 	tombstones int64
@@ -55,6 +56,7 @@ func (c *config) register() {
 	flag.StringVar(&c.dir, "dir", "", "folder for the data, on the disk that is to be measured; default: the system's for temporary files, where PostgreSQL's and CockroachDB's always are")
 	flag.StringVar(&c.idemd, "idemd", "", "the program to measure; default: built from this source")
 	flag.StringVar(&c.cockroach, "cockroach", os.Getenv("COCKROACH_BINARY"), "a CockroachDB program, to be measured too")
+	flag.Var(&c.only, "only", "compare: measure this candidate, or all whose names begin so; may be given several times. Ratios need both their parts")
 	flag.Int64Var(&c.entries, "entries", 0, "growth: entries in the ledger, default 5,000,000; sweep: entries to be swept, default 1,000,000")
 	flag.Int64Var(&c.tombstones, "tombstones", 200_000, "growth: how many tombstones are weighed")
 	flag.Float64Var(&c.sweepRate, "rate", 500, "sweep: pairs a second that callers begin meanwhile")

@@ -97,6 +97,13 @@ func unwanted(err error) bool {
 	return e.Code == codes.Unauthenticated || !e.FromServer && (e.Code == codes.PermissionDenied || e.Code == codes.Unimplemented)
 }
 
+// turnedAway says whether something before the ledger would not take the call: gRPC's own limit of size, or a proxy's of size or of rate, which answer the
+// same code, without a reason.
+func turnedAway(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Code == codes.ResourceExhausted && !e.FromServer
+}
+
 // ended says that the time was up before an answer stood. It carries on what the server last said, if it said anything.
 func ended(ctx context.Context, call string, last *Error) *Error {
 	if last == nil || last.Code == codes.DeadlineExceeded || last.Code == codes.Canceled {

@@ -150,7 +150,7 @@ func (r *run) settled(ctx context.Context, err error) (s settlement, done bool) 
 		return recorded, true
 	case errors.Is(err, ErrClaimLost), errors.Is(err, ErrAlreadySettled):
 		return lost, true
-	case ambiguous(err), unsent(err), unwanted(err), errors.Is(err, ErrQuota):
+	case ambiguous(err), unsent(err), unwanted(err), turnedAway(err), errors.Is(err, ErrQuota):
 		return later, false
 	default:
 		r.client.telemetry.notRecorded(ctx, r.ref.Operation)
@@ -159,21 +159,22 @@ func (r *run) settled(ctx context.Context, err error) (s settlement, done bool) 
 	}
 }
 
-// tell sends a report until it is answered. Where it is too large, or not to the server's liking, it is sent with less in it.
+// tell sends a report until it is answered. Where it is too large, or not to the server's liking, it is sent with less in it; where it is as small as can
+// be and still turned away before it got to the ledger, it was not for its size, and passes.
 func (c *Client) tell(ctx context.Context, p pace, r report) error {
-	for {
+	for try := 0; ; try++ {
 		err := c.tellOnce(ctx, p, r)
 		var e *Error
-		if !errors.As(err, &e) {
+		if !errors.As(err, &e) || !turnedAway(err) && e.Code != codes.InvalidArgument {
 			return err
 		}
-		// gRPC's own limits answer RESOURCE_EXHAUSTED without a reason.
-		tooLarge := e.Code == codes.ResourceExhausted && !e.FromServer || e.Code == codes.InvalidArgument
 		fewer, ok := r.smaller()
-		if !tooLarge || !ok {
+		switch {
+		case ok:
+			r = fewer
+		case !p.insists || !turnedAway(err) || !pause(ctx, resendDelay(try, p.ceiling, 0)):
 			return err
 		}
-		r = fewer
 	}
 }
 

@@ -596,6 +596,7 @@ func TestAnOutcomeIsNotGivenUpWhileNobodyWantsUs(t *testing.T) {
 		"a proxy's 401":       status.Error(codes.Unauthenticated, "401 (Unauthorized)"),
 		"a proxy's 403":       status.Error(codes.PermissionDenied, "403 (Forbidden)"),
 		"a proxy's 404":       status.Error(codes.Unimplemented, "404 (Not Found)"),
+		"a proxy's limit":     status.Error(codes.ResourceExhausted, "429 (Too Many Requests)"),
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			began := time.Now()

@@ -38,6 +38,7 @@ func (w *world) serveCommand() *cobra.Command {
 		if err := s.validate(); err != nil {
 			return asUsage(err)
 		}
+		collector(w.getenv, containerMemory(os.DirFS("/"))).apply()
 		log := newLogger(w.stderr.to, s)
 		ctx, stop := untilSignal(cmd.Context(), log)
 		defer stop()

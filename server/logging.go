@@ -72,8 +72,10 @@ func isRequestID(id string) bool {
 
 func (s *Server) logUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	ctx, c := withCall(ctx)
-	// An error means that the header has gone already, which costs nothing but the echo.
-	_ = grpc.SetHeader(ctx, metadata.Pairs(RequestIDHeader, c.requestID))
+	if _, onSession := ctx.Value(callIDKey{}).(callID); !onSession { // whose header has gone when it was opened
+		// An error means that the header has gone already, which costs nothing but the echo.
+		_ = grpc.SetHeader(ctx, metadata.Pairs(RequestIDHeader, c.requestID))
+	}
 	began := time.Now()
 	resp, err := handler(ctx, req)
 	s.logCall(ctx, c, info.FullMethod, time.Since(began), err)

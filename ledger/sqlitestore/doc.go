@@ -54,7 +54,7 @@
 // A file that is no database, another application's, or a newer version's is refused unchanged.
 //
 // SQLite believes what it reads from the disk. A bit that turned in an index hides a row, and a hidden row is granted a second time. So a layer between
-// SQLite and the operating system (layer.go) holds every page that is read from the database against a checksum, its seal, that was kept when the page
+// SQLite and the operating system (layer.go, layerlog.go) holds every page that is read from the database against a checksum, its seal, that was kept when the page
 // was written, and every page that is read from the log against the log's own. What does not match is an error, never an answer, however it came about: a
 // turned bit, a page in another's place, a part that is gone. The seals stand in a file of their own, so that the database is a plain one for every tool. A
 // database without them (a backup, another tool's copy) is checked whole, indexes against tables, before it is sealed.

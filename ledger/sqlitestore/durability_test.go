@@ -4,6 +4,7 @@ import (
 	"errors"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
 	"testing"
 
 	sqlite3 "modernc.org/sqlite/lib"
@@ -83,6 +84,42 @@ func TestEveryAcknowledgementHasASync(t *testing.T) {
 		if syncs := d.syncs.Load() - before; syncs < 2 {
 			t.Errorf("%d syncs for two acknowledged writes", syncs)
 		}
+	}
+}
+
+func TestACommitIsWrittenWholeInOnePieceBeforeItsSyncBegins(t *testing.T) {
+	t.Parallel()
+	s, d := openOnTestDisk(t, Config{Dir: t.TempDir()})
+	pair(t, s, 0, 10) // the log is begun: from now on a commit is one sync
+	var writes atomic.Int64
+	count := func() int32 {
+		writes.Add(1)
+		return sqlite3.SQLITE_OK
+	}
+	syncing, release := make(chan struct{}), make(chan struct{})
+	hold := func() int32 {
+		syncing <- struct{}{}
+		<-release
+		return sqlite3.SQLITE_OK
+	}
+	d.write.Store(&count)
+	d.sync.Store(&hold)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if _, err := s.Write(t.Context(), claimed(1)); err != nil {
+			t.Error(err)
+		}
+	}()
+	<-syncing
+	if !has(t, openForTest(t, Config{Dir: remains(t, s)}), 1) {
+		t.Error("a sync was begun while part of what it should make durable was not written")
+	}
+	d.sync.Store(nil)
+	release <- struct{}{}
+	<-done
+	if n := writes.Load(); n != 1 {
+		t.Errorf("a commit of a few pages took %d writes", n)
 	}
 }
 

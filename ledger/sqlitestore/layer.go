@@ -1,7 +1,6 @@
 package sqlitestore
 
 import (
-	"encoding/binary"
 	"fmt"
 	"strings"
 	"sync"
@@ -23,10 +22,11 @@ const (
 	frameBytes       = frameHeaderBytes + pageBytes
 )
 
-// layered is an open file under the layer.
+// layered is an open file under the layer. SQLite uses one for one connection, and so from one goroutine at a time.
 type layered struct {
 	real  *sqlite3.Tsqlite3_io_methods // the methods that SQLite would call without the layer
 	seals *seals
+	log   *logBuffers // of a log only
 }
 
 // layerKind is which of SQLite's files a table of methods is for.
@@ -117,7 +117,11 @@ func openLayered(tls *libc.TLS, vfs, name, file uintptr, flags int32, out uintpt
 		return rc // none of ours: what VACUUM INTO makes
 	}
 	methods := &at[sqlite3.Tsqlite3_file](file).FpMethods
-	layer.files.Store(file, &layered{real: at[sqlite3.Tsqlite3_io_methods](*methods), seals: s})
+	f := &layered{real: at[sqlite3.Tsqlite3_io_methods](*methods), seals: s}
+	if kind == layerLog {
+		f.log = &logBuffers{}
+	}
+	layer.files.Store(file, f)
 	*methods = methodsOver(tls, kind, *methods)
 	s.covered.Add(1)
 	return rc
@@ -138,7 +142,7 @@ func methodsOver(tls *libc.TLS, kind layerKind, real uintptr) uintptr {
 	// Without a memory map there is no way to a page but xRead.
 	methods.FiVersion = min(methods.FiVersion, 2)
 	if kind == layerLog {
-		methods.FxRead = pointerTo(readFrame)
+		overLog(methods)
 	} else {
 		methods.FxRead, methods.FxWrite, methods.FxSync = pointerTo(readPage), pointerTo(writePage), pointerTo(syncPages)
 	}
@@ -198,55 +202,6 @@ func syncPages(tls *libc.TLS, file uintptr, flags int32) int32 {
 		return rc
 	}
 	return function[func(*libc.TLS, uintptr, int32) int32](f.real.FxSync)(tls, file, flags)
-}
-
-// readFrame holds a page of the log against the checksum in its frame's header, which goes on from that of the frame before. No frame that is read
-// was written over since: the writer's connection keeps a transaction in memory until it commits (cache_spill).
-func readFrame(tls *libc.TLS, file, buffer uintptr, amount int32, offset int64) int32 {
-	f := layeredFile(file)
-	rc := f.read(tls, file, buffer, amount, offset)
-	start := offset - frameHeaderBytes
-	if rc != sqlite3.SQLITE_OK || amount != pageBytes || (start-logHeaderBytes)%frameBytes != 0 {
-		return rc
-	}
-	const before = 8 // the checksum at the end of the header before
-	previous := start - before
-	if start > logHeaderBytes {
-		previous = start - frameBytes + frameHeaderBytes - before
-	}
-	scratch := tls.Alloc(before + frameHeaderBytes)
-	defer tls.Free(before + frameHeaderBytes)
-	if rc := f.read(tls, file, scratch, before, previous); rc != sqlite3.SQLITE_OK {
-		return rc
-	}
-	if rc := f.read(tls, file, scratch+before, frameHeaderBytes, start); rc != sqlite3.SQLITE_OK {
-		return rc
-	}
-	words := at[[before + frameHeaderBytes]byte](scratch)
-	if frameHolds(logSumAt(words[:before]), words[before:], at[[pageBytes]byte](buffer)[:]) {
-		return sqlite3.SQLITE_OK
-	}
-	return f.seals.damaged("a page of the write-ahead log")
-}
-
-// logSum is the running checksum of a write-ahead log, as SQLite defines it, on a machine of the byte order that wrote the log.
-type logSum [2]uint32
-
-func logSumAt(b []byte) logSum {
-	return logSum{binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:])}
-}
-
-func (s logSum) over(content []byte) logSum {
-	for ; len(content) >= 8; content = content[8:] {
-		s[0] += binary.NativeEndian.Uint32(content) + s[1]
-		s[1] += binary.NativeEndian.Uint32(content[4:]) + s[0]
-	}
-	return s
-}
-
-// frameHolds reports whether a frame is as it was written, given the checksum of all before it.
-func frameHolds(before logSum, header, page []byte) bool {
-	return before.over(header[:8]).over(page) == logSumAt(header[16:])
 }
 
 // at is the C structure at p, which is not of Go's heap.

@@ -205,6 +205,11 @@ var otherMutants = []mutant{
 		old: "if _, err := w.conn.exec(\"COMMIT\"); err != nil {", new: "if _, err := w.conn.exec(\"COMMIT\"); errors.Is(err, errOneFailed) {",
 	},
 	{
+		name: "the log is synced before it is written", file: "ledger/sqlitestore/layerlog.go", suites: [][]string{embedded},
+		old: "if rc := f.flush(tls, file); rc != sqlite3.SQLITE_OK {\n		return rc\n	}\n	return function[func(*libc.TLS, uintptr, int32) int32]",
+		new: "defer f.flush(tls, file)\n	return function[func(*libc.TLS, uintptr, int32) int32]",
+	},
+	{
 		name: "SQLite forgets a row that changed", file: "ledger/sqlitestore/write.go", suites: [][]string{embedded},
 		old: " || row.entry.Revision != rows[i].Revision {", new: " {",
 	},

@@ -214,8 +214,6 @@ func (c *Client) Begin(ctx context.Context, request *idemv1.BeginRequest) (*idem
 
 // Complete reports success.
 func (c *Client) Complete(ctx context.Context, request *idemv1.CompleteRequest) (*idemv1.CompleteResponse, error) {
-	ctx, cancel := c.bounded(ctx, 0)
-	defer cancel()
 	sent, err := resend(ctx, c, "Complete", c.pace(0), func(ctx context.Context) (*idemv1.CompleteResponse, error) {
 		return c.ledger.Complete(ctx, request, c.callOptions()...)
 	})
@@ -224,8 +222,6 @@ func (c *Client) Complete(ctx context.Context, request *idemv1.CompleteRequest) 
 
 // Fail reports a failure.
 func (c *Client) Fail(ctx context.Context, request *idemv1.FailRequest) (*idemv1.FailResponse, error) {
-	ctx, cancel := c.bounded(ctx, 0)
-	defer cancel()
 	sent, err := resend(ctx, c, "Fail", c.pace(0), func(ctx context.Context) (*idemv1.FailResponse, error) {
 		return c.ledger.Fail(ctx, request, c.callOptions()...)
 	})
@@ -234,8 +230,6 @@ func (c *Client) Fail(ctx context.Context, request *idemv1.FailRequest) (*idemv1
 
 // Extend renews a lease: once, which is what a caller without heartbeats of its own needs.
 func (c *Client) Extend(ctx context.Context, request *idemv1.ExtendRequest) (*idemv1.ExtendResponse, error) {
-	ctx, cancel := c.bounded(ctx, 0)
-	defer cancel()
 	sent, err := c.extend(ctx, request)
 	return sent.response, err
 }
@@ -245,8 +239,6 @@ func (c *Client) Lookup(ctx context.Context, ref Ref) (*idemv1.Entry, error) {
 	if err := checkText(ref.proto()); err != nil {
 		return nil, err
 	}
-	ctx, cancel := c.bounded(ctx, 0)
-	defer cancel()
 	sent, err := resend(ctx, c, "Lookup", c.pace(0), func(ctx context.Context) (*idemv1.LookupResponse, error) {
 		return c.ledger.Lookup(ctx, &idemv1.LookupRequest{Ref: ref.proto()}, c.callOptions()...)
 	})
@@ -259,8 +251,6 @@ func (c *Client) begin(ctx context.Context, request *idemv1.BeginRequest) (*idem
 		return nil, time.Time{}, err
 	}
 	wait := request.GetWait().AsDuration()
-	ctx, cancel := c.bounded(ctx, wait)
-	defer cancel()
 	sent, err := resend(ctx, c, "Begin", c.pace(wait), func(ctx context.Context) (*idemv1.BeginResponse, error) {
 		return c.ledger.Begin(ctx, request, c.callOptions()...)
 	})
@@ -275,12 +265,7 @@ func (c *Client) extend(ctx context.Context, request *idemv1.ExtendRequest) (ans
 
 // pace is how calls are resent while somebody waits for the answer.
 func (c *Client) pace(wait time.Duration) pace {
-	return pace{try: c.config.TryTimeout + wait, ceiling: resendMax, oddTries: oddTries}
-}
-
-// bounded puts an end to a call whose caller set none, or a late one.
-func (c *Client) bounded(ctx context.Context, extra time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, c.config.LedgerTimeout+extra)
+	return pace{try: c.config.TryTimeout + wait, limit: c.config.LedgerTimeout + wait, ceiling: resendMax, oddTries: oddTries}
 }
 
 // maxReceiveBytes lets the largest answer in, with the largest history around it: a daemon sends up to 16 MiB.

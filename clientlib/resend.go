@@ -28,6 +28,8 @@ type answered[R any] struct {
 type pace struct {
 	// try bounds each try.
 	try time.Duration
+	// limit bounds all of it, pauses included, where the caller set no end, or a later one. Zero: no bound of its own.
+	limit time.Duration
 	// ceiling bounds the pause between two tries, unless the server asks for a longer one.
 	ceiling time.Duration
 	// oddTries bounds the tries that get answers which should not happen. Zero: no bound.
@@ -36,23 +38,33 @@ type pace struct {
 	insists bool
 }
 
-// resend calls until there is an answer that stands, or ctx ends. Its error is an [*Error].
+// resend calls until there is an answer that stands, or ctx or the limit ends. Its error is an [*Error].
 func resend[R any](
 	ctx context.Context, c *Client, call string, pace pace, send func(context.Context) (R, error),
 ) (answered[R], error) {
 	var last *Error
+	// Nearly every call is answered at its first try, which needs one timer, not two: its own, set to the limit where that is sooner.
+	tryTime, end := pace.try, time.Now().Add(pace.limit)
+	if pace.limit > 0 {
+		tryTime = min(pace.try, pace.limit)
+	}
 	for try, odd := 0, 0; ; try++ {
 		if ctx.Err() != nil {
 			err := ended(ctx, call, last)
 			err.unsent = try == 0
 			return answered[R]{}, err
 		}
-		tryCtx, cancel := context.WithTimeout(ctx, pace.try)
+		tryCtx, cancel := context.WithTimeout(ctx, tryTime)
 		at := time.Now()
 		response, err := send(tryCtx)
 		cancel()
 		if err == nil {
 			return answered[R]{response: response, at: at}, nil
+		}
+		if try == 0 && pace.limit > 0 {
+			var release context.CancelFunc
+			ctx, release = context.WithDeadline(ctx, end)
+			defer release()
 		}
 		last = fromStatus(status.Convert(err), err)
 		switch again, isOdd := worthResending(ctx, last); {

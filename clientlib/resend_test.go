@@ -119,3 +119,40 @@ func TestDelaysGrowAndAreNeverShorterThanAsked(t *testing.T) {
 		}
 	}
 }
+
+// TestACallIsTriedForAsLongAsWasSaid where the ledger says nothing: LedgerTimeout in all and TryTimeout each time, and no longer than the caller has.
+func TestACallIsTriedForAsLongAsWasSaid(t *testing.T) {
+	for name, c := range map[string]struct {
+		try, ledger, caller, lasts time.Duration
+		first                      time.Duration
+		tries                      int
+	}{
+		"several tries":               {try: 4 * time.Second, ledger: 10 * time.Second, lasts: 10 * time.Second, first: 4 * time.Second, tries: 3},
+		"the first would last longer": {try: time.Minute, ledger: 10 * time.Second, lasts: 10 * time.Second, first: 10 * time.Second, tries: 1},
+		"the caller has less":         {try: 4 * time.Second, ledger: 10 * time.Second, caller: 6 * time.Second, lasts: 6 * time.Second, first: 4 * time.Second, tries: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var first time.Duration
+				client, s := scriptedClient(t, Config{TryTimeout: c.try, LedgerTimeout: c.ledger}, func(ctx context.Context, n int, _ proto.Message) (proto.Message, error) {
+					began := time.Now()
+					<-ctx.Done()
+					if n == 0 {
+						first = time.Since(began)
+					}
+					return nil, status.FromContextError(ctx.Err()).Err()
+				})
+				ctx, began := t.Context(), time.Now()
+				if c.caller > 0 {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, c.caller)
+					defer cancel()
+				}
+				_, err := client.Complete(ctx, &idemv1.CompleteRequest{Ref: testRef.proto()})
+				if lasted, tries := time.Since(began), len(s.of("Complete")); err == nil || lasted != c.lasts || first != c.first || tries != c.tries {
+					t.Errorf("%d tries, the first for %v, all for %v: %v", tries, first, lasted, err)
+				}
+			})
+		})
+	}
+}

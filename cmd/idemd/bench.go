@@ -8,11 +8,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 
 	"github.com/idemd/idemd/clientlib"
 	"github.com/idemd/idemd/cmd/idemd/internal/workload"
@@ -48,6 +50,7 @@ type benchFlags struct {
 	load                   workload.Config
 	connections            int
 	session                bool
+	alone                  *callCounter // with session
 	mix                    mixFlag
 	keys                   choice
 	warmup, duration, wait durationFlag
@@ -121,6 +124,8 @@ type benchReport struct {
 	HotKeys     int     `json:"hotKeys"`
 	BodyBytes   int     `json:"bodyBytes"`
 	*workload.Report
+	// CallsAlone is how many calls found no open stream with --session, resends included, and were made by themselves: over the whole run, warm-up and end included.
+	CallsAlone int64 `json:"callsAlone"`
 	// Erased is how many entries were erased; NotErased why there are some left, or "".
 	Erased    int64  `json:"erased"`
 	NotErased string `json:"notErased"`
@@ -136,7 +141,7 @@ func (w *world) bench(ctx context.Context, t *target, f benchFlags) error {
 	if f.connections < 1 || f.connections > 1000 {
 		return usage("--connections must be from 1 to 1000")
 	}
-	f.load.Clients = make([]workload.Client, f.connections)
+	f.load.Clients, f.alone = make([]workload.Client, f.connections), &callCounter{}
 	if err := f.load.Validate(); err != nil {
 		return asUsage(err)
 	}
@@ -153,7 +158,7 @@ func (w *world) bench(ctx context.Context, t *target, f benchFlags) error {
 		defer c.close()
 		f.load.Clients[i] = workload.Unary(c.conn)
 		if f.session {
-			onStream, err := clientlib.New(clientlib.Config{Conn: c.conn, Sessions: 1, LedgerTimeout: f.load.CallTimeout, TryTimeout: f.load.CallTimeout})
+			onStream, err := clientlib.New(clientlib.Config{Conn: f.alone.on(c.conn), Sessions: 1, LedgerTimeout: f.load.CallTimeout, TryTimeout: f.load.CallTimeout})
 			if err != nil {
 				return err
 			}
@@ -182,6 +187,7 @@ func (w *world) benchOn(ctx, running context.Context, c *client, f benchFlags) e
 		report.Report, err = workload.Run(running, f.load, w.drawProgress(c))
 	}
 	w.endLine(true)
+	report.CallsAlone = f.alone.n.Load()
 	var eraseErr error
 	if report.Erased, eraseErr = w.eraseScratch(ctx, c, report.Tenant); eraseErr != nil {
 		report.NotErased = describe(eraseErr)
@@ -209,6 +215,24 @@ func (w *world) benchOn(ctx, running context.Context, c *client, f benchFlags) e
 		return errors.New(strings.Join(report.Failures, "; "))
 	}
 	return nil
+}
+
+// callCounter counts the unary calls on some connections.
+type callCounter struct{ n atomic.Int64 }
+
+func (c *callCounter) on(conn grpc.ClientConnInterface) grpc.ClientConnInterface {
+	return countedConn{conn, c}
+}
+
+type countedConn struct {
+	grpc.ClientConnInterface
+	counter *callCounter
+}
+
+// Invoke implements [grpc.ClientConnInterface].
+func (c countedConn) Invoke(ctx context.Context, method string, args, reply any, options ...grpc.CallOption) error {
+	c.counter.n.Add(1)
+	return c.ClientConnInterface.Invoke(ctx, method, args, reply, options...)
 }
 
 // drawProgress tells how it goes: a line that is written over on a terminal, a line from time to time elsewhere.
@@ -293,6 +317,9 @@ func (w *world) printBench(r *benchReport, keep time.Duration) {
 	}
 	for _, c := range r.Resends {
 		out.printf("%d calls were sent again: %s\n", c.N, c.What)
+	}
+	if r.Session {
+		out.printf("%d calls found no open stream and were made by themselves\n", r.CallsAlone)
 	}
 	if r.NotBegun > 0 {
 		out.printf("%d turns were due and found no worker before the time was over\n", r.NotBegun)

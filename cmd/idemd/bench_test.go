@@ -34,8 +34,16 @@ func TestBenchReportsAndLeavesNoEntries(t *testing.T) {
 	if !strings.HasPrefix(report.Tenant, "idemd-bench-") || report.Turns != 60 || report.Erased == 0 || report.Rechecked == 0 || len(report.Failures) != 0 {
 		t.Errorf("reported %+v", report)
 	}
-	if streamed := d.runs("", quickBench("--session")...); streamed.code != exitOK || d.sessions() == 0 {
-		t.Errorf("exit %d, %d sessions: %s", streamed.code, d.sessions(), streamed.stderr)
+	if report.CallsAlone != 0 || d.sessions() != 0 {
+		t.Errorf("nobody asked for sessions: %d calls by themselves, %d sessions", report.CallsAlone, d.sessions())
+	}
+	// The first call on each connection finds no stream: nobody waits for one.
+	streamed := d.runs("", quickBench("--session", "-o", "json")...)
+	if err := json.Unmarshal([]byte(streamed.stdout), &report); err != nil || streamed.code != exitOK || d.sessions() == 0 || report.CallsAlone < int64(report.Connections) {
+		t.Errorf("exit %d, %v, %d sessions, %d calls by themselves: %s", streamed.code, err, d.sessions(), report.CallsAlone, streamed.stderr)
+	}
+	if text := d.runs("", quickBench("--session")...); !strings.Contains(text.stdout, " calls found no open stream") {
+		t.Errorf("calls that were made by themselves are not told:\n%s", text.stdout)
 	}
 	if long := d.runs("", quickBench("--turns", "8", "--body-bytes", "3000000")...); long.code != exitOK {
 		t.Errorf("answers over the default limit: exit %d: %s%s", long.code, long.stdout, long.stderr)
@@ -60,6 +68,31 @@ func TestBenchReportsAndLeavesNoEntries(t *testing.T) {
 	if stats := d.runs("", "stats", "--tenant", "*"); stats.stdout != "no entries\n" {
 		t.Errorf("tombstones are left:\n%s", stats.stdout)
 	}
+}
+
+// TestOnlyCallsByThemselvesAreCounted, and not the streams that others go on.
+func TestOnlyCallsByThemselvesAreCounted(t *testing.T) {
+	t.Parallel()
+	var counter callCounter
+	conn := counter.on(refusingConn{})
+	for range 2 {
+		_ = conn.Invoke(t.Context(), "", nil, nil)
+		_, _ = conn.NewStream(t.Context(), nil, "")
+	}
+	if got := counter.n.Load(); got != 2 {
+		t.Errorf("two calls and two streams: counted %d", got)
+	}
+}
+
+// refusingConn fails everything.
+type refusingConn struct{}
+
+func (refusingConn) Invoke(context.Context, string, any, any, ...grpc.CallOption) error {
+	return errors.New("no")
+}
+
+func (refusingConn) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+	return nil, errors.New("no")
 }
 
 func TestBenchSaysWhyItFailed(t *testing.T) {

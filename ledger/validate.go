@@ -103,7 +103,8 @@ const FingerprintDomain = "idem.fingerprint:"
 // isDigestOfNothing recognises a hash over empty input: of idemd's own algorithms, whose input begins with a domain, and of the plain
 // digests, under whatever name.
 func isDigestOfNothing(fp Fingerprint) bool {
-	own := sha256.Sum256([]byte(FingerprintDomain + fp.Algorithm + "\x00"))
+	var room [len(FingerprintDomain) + MaxAlgorithmChars + 1]byte
+	own := sha256.Sum256(append(append(append(room[:0], FingerprintDomain...), fp.Algorithm...), 0))
 	if bytes.Equal(fp.Hash, own[:]) {
 		return true
 	}

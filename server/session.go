@@ -209,10 +209,8 @@ func (s *session) read() error {
 		if err := unreadable(message); err != nil {
 			return err
 		}
-		if !plain(message) {
-			if err := s.validator.validate(message); err != nil {
-				return err
-			}
+		if err := s.validator.validate(message); err != nil {
+			return err
 		}
 		for _, call := range message.GetCalls() {
 			if err := s.take(call); err != nil {
@@ -224,22 +222,6 @@ func (s *session) read() error {
 		}
 	}
 }
-
-// plain reports a message that keeps the rules of the .proto for all to see, which nearly all do: judging one by its rules costs as much as reading it.
-// Of any other it reports false, whether it keeps them or not. A test compares the two.
-func plain(message *idemv1.SessionRequest) bool {
-	if len(message.GetCalls()) > plainLength || len(message.GetCancelIds()) > plainLength {
-		return false
-	}
-	for _, call := range message.GetCalls() {
-		if t := call.GetTimeout(); call.GetId() == 0 || t.GetSeconds() < 0 || t.GetNanos() < 0 {
-			return false
-		}
-	}
-	return true
-}
-
-const plainLength = 1024
 
 // take starts a call, once there is room for it.
 func (s *session) take(call *idemv1.SessionCall) error {

@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"io"
-	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -252,44 +251,6 @@ func TestSessionBoundsAreAsDocumented(t *testing.T) {
 	} {
 		if !strings.Contains(told, want) {
 			t.Errorf("ledger.proto does not say %q", want)
-		}
-	}
-}
-
-// TestPlainMessagesKeepTheRules of the .proto, and those that callers send are plain.
-func TestPlainMessagesKeepTheRules(t *testing.T) {
-	t.Parallel()
-	v, err := newValidator()
-	if err != nil {
-		t.Fatal(err)
-	}
-	timeouts := []*durationpb.Duration{nil, {}, durationpb.New(time.Nanosecond), durationpb.New(2 * time.Hour)}
-	for _, seconds := range []int64{math.MinInt64, -1, 0, 1, 315_576_000_000, 315_576_000_001, math.MaxInt64} {
-		for _, nanos := range []int32{math.MinInt32, -1, 0, 1, 999_999_999, 1_000_000_000, math.MaxInt32} {
-			timeouts = append(timeouts, &durationpb.Duration{Seconds: seconds, Nanos: nanos})
-		}
-	}
-	for _, timeout := range timeouts {
-		for _, id := range []uint64{0, 1, math.MaxUint64} {
-			for _, calls := range []int{0, 1, plainLength - 1, plainLength} {
-				for _, cancels := range []int{0, plainLength, plainLength + 1} {
-					message := &idemv1.SessionRequest{CancelIds: make([]uint64, cancels), Calls: []*idemv1.SessionCall{{Id: id, Timeout: timeout}}}
-					for i := range calls {
-						message.Calls = append(message.Calls, &idemv1.SessionCall{Id: uint64(i) + 1})
-					}
-					if !plain(message) {
-						continue
-					}
-					if err := v.validate(message); err != nil {
-						t.Errorf("a message of %d calls, id %d and timeout %v is taken for plain: %v", calls+1, id, timeout, err)
-					}
-				}
-			}
-		}
-	}
-	for _, timeout := range timeouts[:4] {
-		if !plain(&idemv1.SessionRequest{Calls: []*idemv1.SessionCall{{Id: 1, Timeout: timeout}}, CancelIds: []uint64{2}}) {
-			t.Errorf("a call with a timeout of %v is not plain", timeout.AsDuration())
 		}
 	}
 }

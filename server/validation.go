@@ -50,6 +50,9 @@ func (v *validator) validate(req any) error {
 			return refusal
 		}
 	}
+	if plainlyValid(req) {
+		return nil
+	}
 	message, ok := req.(proto.Message)
 	if !ok {
 		return nil

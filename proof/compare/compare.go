@@ -111,7 +111,7 @@ func (l *lab) compare(ctx context.Context) error {
 	}
 	fmt.Printf("Measured on %s: %d callers on %d connections, answers of %d bytes, medians of %d rounds of %v.\n\n",
 		machine, l.workers, l.connections, l.bodyBytes, l.rounds, l.length)
-	fmt.Println("| candidate | what one is | median | lowest – highest | p50 | p99 | processor time for one: callers + server |")
+	fmt.Println("| candidate | what one is | median | lowest – highest | p50 | p99 | processor time for one |")
 	fmt.Println("| --- | --- | --- | --- | --- | --- | --- |")
 	for _, c := range all {
 		if of := runs[c.name]; len(of) > 0 {
@@ -149,13 +149,19 @@ func (t *target) verdict(got float64) string {
 	}
 }
 
-// processor says how much processor time one took; the server's only where it is one process that we know.
+// processor says how much processor time one took, whose it was, and the sum.
 func (c *candidate) processor(of []run) string {
-	callers := fmt.Sprintf("%.0f µs", median(of, callersCPU)*1e6)
-	if c.server == nil {
-		return callers
+	sum := median(of, callersCPU)
+	text := fmt.Sprintf("%.0f µs callers", sum*1e6)
+	for i, s := range c.servers {
+		cpu := median(of, func(r run) float64 { return r.serversCPU[i] })
+		sum += cpu
+		text += fmt.Sprintf(" + %.0f µs %s", cpu*1e6, s.name)
 	}
-	return fmt.Sprintf("%s + %.0f µs", callers, median(of, serverCPU)*1e6)
+	if len(c.servers) > 0 {
+		text += fmt.Sprintf(" = %.0f µs", sum*1e6)
+	}
+	return text
 }
 
 func inMillis(seconds float64) string { return fmt.Sprintf("%.2f ms", seconds*1000) }
@@ -198,10 +204,10 @@ func (l *lab) candidates(ctx context.Context) ([]*candidate, error) {
 	}
 	pairOf := fmt.Sprintf("requests of %d and %d bytes, answers of %d and %d", size.begin, size.complete, size.granted, size.completed)
 	out := []*candidate{
-		{nameEcho, "two unary calls: " + pairOf, unitPairs, l.workers, echoes(echoConns, pair...), echoServer},
-		{nameEmbedded, "Begin, Complete, synced", unitPairs, l.workers, pairs(clients, tenant, l.bodyBytes), embedded.child},
-		{nameEchoStream, "the same two messages on a stream for each connection", unitPairs, l.workers, streamed, echoServer},
-		{nameSessions, "Begin, Complete on a Session stream for each connection, synced", unitPairs, l.workers, pairs(onStreams, tenant, l.bodyBytes), embedded.child},
+		{nameEcho, "two unary calls: " + pairOf, unitPairs, l.workers, echoes(echoConns, pair...), echoServer.as("echo")},
+		{nameEmbedded, "Begin, Complete, synced", unitPairs, l.workers, pairs(clients, tenant, l.bodyBytes), embedded.as("idemd")},
+		{nameEchoStream, "the same two messages on a stream for each connection", unitPairs, l.workers, streamed, echoServer.as("echo")},
+		{nameSessions, "Begin, Complete on a Session stream for each connection, synced", unitPairs, l.workers, pairs(onStreams, tenant, l.bodyBytes), embedded.as("idemd")},
 	}
 	more, err := l.databases(ctx)
 	if err != nil {
@@ -210,11 +216,11 @@ func (l *lab) candidates(ctx context.Context) ([]*candidate, error) {
 	out = append(out, more...)
 	return append(out,
 		&candidate{nameEchoReplay, fmt.Sprintf("a unary call: %d bytes, answer of %d", size.begin, size.replayed), unitCalls, l.workers,
-			echoes(echoConns, [2]int{size.begin, size.replayed}), echoServer},
-		&candidate{nameReplay, "Begin of one of 1,000 settled keys", unitCalls, l.workers, replay, embedded.child},
-		&candidate{nameAloneEcho, "one caller: two unary calls", unitPairs, 1, echoes(echoConns, pair...), echoServer},
+			echoes(echoConns, [2]int{size.begin, size.replayed}), echoServer.as("echo")},
+		&candidate{nameReplay, "Begin of one of 1,000 settled keys", unitCalls, l.workers, replay, embedded.as("idemd")},
+		&candidate{nameAloneEcho, "one caller: two unary calls", unitPairs, 1, echoes(echoConns, pair...), echoServer.as("echo")},
 		&candidate{nameAloneBare, "one caller, no daemon: two SQLite transactions, synced", unitPairs, 1, bare, nil},
-		&candidate{nameAlone, "one caller: Begin, Complete, synced", unitPairs, 1, pairs(clients, tenant, l.bodyBytes), embedded.child},
+		&candidate{nameAlone, "one caller: Begin, Complete, synced", unitPairs, 1, pairs(clients, tenant, l.bodyBytes), embedded.as("idemd")},
 	), nil
 }
 
@@ -222,15 +228,16 @@ func (l *lab) candidates(ctx context.Context) ([]*candidate, error) {
 func (l *lab) databases(ctx context.Context) ([]*candidate, error) {
 	var out []*candidate
 	for _, engine := range []struct {
-		through, byHand string
-		start           func(context.Context, int) ([]string, error)
+		name, through, byHand string
+		start                 func(context.Context, int) ([]string, error)
 	}{
-		{namePostgres, nameByHand, l.postgres},
-		{nameCockroach, nameByHandCRDB, l.cockroachDB},
+		{"PostgreSQL", namePostgres, nameByHand, l.postgres},
+		{"CockroachDB", nameCockroach, nameByHandCRDB, l.cockroachDB},
 	} {
 		if !l.only.has(engine.through, engine.byHand) {
 			continue
 		}
+		before := children()
 		urls, err := engine.start(ctx, 2)
 		if errors.Is(err, errMissing) {
 			fmt.Fprintln(os.Stderr, "left out:", err)
@@ -238,6 +245,12 @@ func (l *lab) databases(ctx context.Context) ([]*candidate, error) {
 		}
 		if err != nil {
 			return nil, err
+		}
+		var database []server
+		for _, pid := range children() {
+			if !slices.Contains(before, pid) {
+				database = append(database, server{engine.name, pid})
+			}
 		}
 		d, err := l.startDaemon(ctx, urls[0])
 		if err != nil {
@@ -252,8 +265,8 @@ func (l *lab) databases(ctx context.Context) ([]*candidate, error) {
 			return nil, err
 		}
 		out = append(out,
-			&candidate{engine.through, "Begin, Complete, synced", unitPairs, l.workers, pairs(ledgerClients(conns), tenant, l.bodyBytes), nil},
-			&candidate{engine.byHand, fmt.Sprintf("INSERT, UPDATE from the caller, %d connections, synced", l.pool), unitPairs, l.workers, byHand, nil})
+			&candidate{engine.through, "Begin, Complete, synced", unitPairs, l.workers, pairs(ledgerClients(conns), tenant, l.bodyBytes), append(d.as("idemd"), database...)},
+			&candidate{engine.byHand, fmt.Sprintf("INSERT, UPDATE from the caller, %d connections, synced", l.pool), unitPairs, l.workers, byHand, database})
 	}
 	if !l.only.has(nameRedis) {
 		return out, nil

@@ -168,7 +168,7 @@ func TestOnlySelects(t *testing.T) {
 	}
 }
 
-// TestProcessorTimeIsCounted of a process that works, and none of one that is not there.
+// TestProcessorTimeIsCounted of a process that works, with all that it has started, also what has ended; and none of one that is not there.
 func TestProcessorTimeIsCounted(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
@@ -178,8 +178,53 @@ func TestProcessorTimeIsCounted(t *testing.T) {
 	for processorTime(os.Getpid()) < before+3*tick { // a loop that never ends here never counts
 		_ = randomBytes(1 << 16)
 	}
-	if got := processorTime(-1) + (*child)(nil).processorTime(); got != 0 {
+	if got := processorTime(-1); got != 0 {
 		t.Errorf("nobody used %v", got)
+	}
+	// A shell whose first child has worked and ended, and whose second one works until it is killed.
+	work := "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"
+	shell := exec.CommandContext(t.Context(), "sh", "-c", "(exec sh -c '"+work+"'); echo ended; exec 3<&0; (while :; do :; done) & read -r line <&3; kill $!")
+	input, err := shell.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	output, err := shell.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := shell.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(children(), shell.Process.Pid) {
+		t.Error("a process that this one has started is not among its children")
+	}
+	if line, err := bufio.NewReader(output).ReadString('\n'); line != "ended\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	c := &candidate{servers: []server{{"shell", shell.Process.Pid}, {"nobody", -1}}}
+	ended := c.serversTime()
+	if ended[0] == 0 {
+		t.Error("the work of a child that has ended is not counted")
+	}
+	for c.serversTime()[0] < ended[0]+3*tick.Seconds() { // likewise
+		runtime.Gosched()
+	}
+	if got := c.serversTime()[1]; got != 0 {
+		t.Errorf("nobody used %v s", got)
+	}
+	_ = input.Close()
+	_ = shell.Wait()
+}
+
+// TestProcessorTimeIsToldByWhose it is.
+func TestProcessorTimeIsToldByWhose(t *testing.T) {
+	t.Parallel()
+	of := []run{{callersCPU: 10e-6, serversCPU: []float64{20e-6, 30e-6}}}
+	if got := (&candidate{servers: []server{{"idemd", 1}, {"PostgreSQL", 2}}}).processor(of); got != "10 µs callers + 20 µs idemd + 30 µs PostgreSQL = 60 µs" {
+		t.Errorf("told %q", got)
+	}
+	if got := (&candidate{}).processor(of); got != "10 µs callers" {
+		t.Errorf("told %q", got)
 	}
 }
 

@@ -79,6 +79,9 @@ func (l *lab) start(program string, args ...string) (*child, error) {
 	return c, nil
 }
 
+// as is the process under a name, in a candidate's list of servers.
+func (c *child) as(name string) []server { return []server{{name, c.cmd.Process.Pid}} }
+
 // patience is how long a process may take to start or to stop.
 const patience = 30 * time.Second
 

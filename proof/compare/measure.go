@@ -28,8 +28,14 @@ type candidate struct {
 	workers int
 	// step does it once, for a worker. It is called from that worker's goroutine only.
 	step func(ctx context.Context, worker int) error
-	// server is the process that does the work; nil: none, or one whose processes are not known.
-	server *child
+	// servers do the work for the callers, in processes of their own.
+	servers []server
+}
+
+// server is a program that works for a candidate: what it is called, and the process that it was started as.
+type server struct {
+	name string
+	pid  int
 }
 
 // Units.
@@ -41,8 +47,9 @@ const (
 // run is one measurement of a candidate. Lengths are in seconds.
 type run struct {
 	perSecond, p50, p99 float64
-	// callersCPU and serverCPU are the processor time that one took, which depends less on what else the machine does.
-	callersCPU, serverCPU float64
+	// callersCPU and serversCPU are the processor time that one took, which depends less on what else the machine does; serversCPU of each server.
+	callersCPU float64
+	serversCPU []float64
 }
 
 // settle is how long a candidate runs before it is measured: connections, caches and the processor's clock come to rest.
@@ -72,12 +79,13 @@ func (c *candidate) measure(ctx context.Context, length time.Duration) (run, err
 		})
 	}
 	wait(ctx, settle)
-	begun, callersCPU, serverCPU := time.Now(), processorTime(os.Getpid()), c.server.processorTime()
+	begun, callersCPU, serversCPU := time.Now(), processorTime(os.Getpid()), c.serversTime()
 	measured.Store(true)
 	wait(ctx, length)
 	over.Store(true)
 	took := time.Since(begun)
-	callersCPU, serverCPU = processorTime(os.Getpid())-callersCPU, c.server.processorTime()-serverCPU
+	callersCPU = processorTime(os.Getpid()) - callersCPU
+	servers := c.serversTime()
 	workers.Wait()
 	if err := context.Cause(ctx); err != nil {
 		return run{}, err
@@ -90,8 +98,11 @@ func (c *candidate) measure(ctx context.Context, length time.Duration) (run, err
 		return run{}, fmt.Errorf("%s: nothing was done in %v", c.name, length)
 	}
 	n := float64(all.TotalCount())
+	for i := range servers {
+		servers[i] = (servers[i] - serversCPU[i]) / n
+	}
 	return run{
-		perSecond: n / took.Seconds(), callersCPU: callersCPU.Seconds() / n, serverCPU: serverCPU.Seconds() / n,
+		perSecond: n / took.Seconds(), callersCPU: callersCPU.Seconds() / n, serversCPU: servers,
 		p50: float64(all.ValueAtQuantile(50)) / 1e6, p99: float64(all.ValueAtQuantile(99)) / 1e6,
 	}, nil
 }
@@ -160,33 +171,84 @@ func perSecond(r run) float64  { return r.perSecond }
 func p50(r run) float64        { return r.p50 }
 func p99(r run) float64        { return r.p99 }
 func callersCPU(r run) float64 { return r.callersCPU }
-func serverCPU(r run) float64  { return r.serverCPU }
 
 // tick is the unit in which Linux tells processor time to programs.
 const tick = 10 * time.Millisecond
 
-// processorTime is what a process has used, of Linux; elsewhere 0.
-func processorTime(pid int) time.Duration {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	// The name in the second field may hold anything; behind it the 12th and 13th are user and system time.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	if len(fields) < 13 {
-		return 0
-	}
-	user, err1 := strconv.ParseInt(fields[11], 10, 64)
-	system, err2 := strconv.ParseInt(fields[12], 10, 64)
-	if err1 != nil || err2 != nil {
-		return 0
-	}
-	return time.Duration(user+system) * tick
+// usage is what Linux says of a process; elsewhere, and of one that is not there, it says nothing.
+type usage struct {
+	parent int
+	// own is the processor time that it used, and ended that of children that have ended.
+	own, ended time.Duration
 }
 
-func (c *child) processorTime() time.Duration {
-	if c == nil {
-		return 0
+func usageOf(pid int) usage {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return usage{}
 	}
-	return processorTime(c.cmd.Process.Pid)
+	// The name in the second field may hold anything. Behind it are, from 0: 1 the parent, 11 and 12 user and system time, 13 and 14 the same of
+	// children.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 15 {
+		return usage{}
+	}
+	number := func(i int) int64 {
+		n, _ := strconv.ParseInt(fields[i], 10, 64) // the kernel writes numbers
+		return n
+	}
+	return usage{parent: int(number(1)), own: time.Duration(number(11)+number(12)) * tick, ended: time.Duration(number(13)+number(14)) * tick}
+}
+
+// processorTime is what a process has used itself.
+func processorTime(pid int) time.Duration { return usageOf(pid).own }
+
+// processes are all that there are, by id.
+func processes() map[int]usage {
+	out := map[int]usage{}
+	entries, _ := os.ReadDir("/proc") // there is none but on Linux
+	for _, entry := range entries {
+		if pid, err := strconv.Atoi(entry.Name()); err == nil {
+			out[pid] = usageOf(pid)
+		}
+	}
+	return out
+}
+
+// children are the processes that this one has started, and that run.
+func children() []int {
+	var out []int
+	for pid, u := range processes() {
+		if u.parent == os.Getpid() {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// serversTime is the processor time in seconds that each server has used, with all the processes that it has started: PostgreSQL has one for each connection.
+func (c *candidate) serversTime() []float64 {
+	out := make([]float64, len(c.servers))
+	if len(out) == 0 {
+		return out
+	}
+	all := processes()
+	for pid, u := range all {
+		for i, s := range c.servers {
+			if descends(all, pid, s.pid) {
+				out[i] += (u.own + u.ended).Seconds()
+			}
+		}
+	}
+	return out
+}
+
+// descends says whether a process is another, or was started by it or by one that it started.
+func descends(all map[int]usage, pid, from int) bool {
+	for ; pid > 0; pid = all[pid].parent {
+		if pid == from {
+			return true
+		}
+	}
+	return false
 }

@@ -80,7 +80,7 @@ func (l *lab) redisPairs(ctx context.Context) (*candidate, error) {
 		return err
 	}
 	what := "SET NX, then a Lua compare-and-set; a connection for each caller, appendfsync always"
-	return &candidate{nameRedis, what, unitPairs, l.workers, step, c}, nil
+	return &candidate{nameRedis, what, unitPairs, l.workers, step, c.as("Redis")}, nil
 }
 
 // redisConn speaks as much of Redis's protocol as a pair needs.

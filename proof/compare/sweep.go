@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"sync"
 	"time"
 
@@ -42,10 +41,12 @@ func (l *lab) sweep(ctx context.Context) error {
 	var before, during, busy []float64
 	missing := entries
 	for round := range l.rounds {
+		step("round %d of %d: making %d entries", round+1, l.rounds, missing)
 		if err := l.fill(ctx, filling, missing); err != nil {
 			return err
 		}
 		wait(ctx, shortest)
+		step("measuring for twice %v", l.length)
 		quiet, err := l.callers(ctx, clients, nil)
 		if err != nil {
 			return err
@@ -59,12 +60,14 @@ func (l *lab) sweep(ctx context.Context) error {
 		missing = s.swept
 		before, during = append(before, quiet), append(during, swept)
 		busy = append(busy, float64(s.swept)/time.Since(begun).Seconds())
-		fmt.Fprintf(os.Stderr, "round %d of %d: p99 of Begin %s before, %s during the sweep of %d\n", round+1, l.rounds, inMillis(quiet), inMillis(swept), s.swept)
+		step("p99 of Begin %s before, %s during the sweep of %d", inMillis(quiet), inMillis(swept), s.swept)
 	}
+	step("making %d entries", missing)
 	if err := l.fill(ctx, filling, missing); err != nil {
 		return err
 	}
 	wait(ctx, shortest)
+	step("sweeping while nobody calls")
 	begun := time.Now()
 	n, err := sweepAll(ctx, admin)
 	if err != nil {

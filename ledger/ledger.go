@@ -240,7 +240,11 @@ func (l *Ledger) carryOut(ctx context.Context, scope ScopeID, req Request, env E
 	defer l.calls.Add(-1)
 	d := decided{since: l.presence.seen()}
 	seen := l.replayable(scope, req)
-	if w := Speculate(req, env); w != nil && seen == nil {
+	var w *Write
+	if seen == nil {
+		w = Speculate(req, env)
+	}
+	if w != nil {
 		done, err := l.write(ctx, w, &d)
 		if done {
 			d.verdict = speculated(req, w)

@@ -29,7 +29,7 @@ type layer struct {
 //   - nobody learns from validation, admission or limits anything before they have said who they are.
 func (s *Server) layers() []layer {
 	return []layer{
-		{"calls", s.metrics.calls.UnaryServerInterceptor(), s.metrics.calls.StreamServerInterceptor()},
+		{"calls", s.metrics.callUnary, s.metrics.callStream},
 		{"log", s.logUnary, s.logStream},
 		{"outcomes", s.metrics.countUnary, s.metrics.countStream},
 		{"refusals", refusalsUnary, refusalsStream},
@@ -38,6 +38,37 @@ func (s *Server) layers() []layer {
 		{"admission", s.admitUnary, s.admitStream},
 		{"limits", s.limitUnary, s.limitStream},
 	}
+}
+
+// inLayers stands a handler inside all layers, for calls of one method.
+func (s *Server) inLayers(method string, handle grpc.UnaryHandler) grpc.UnaryHandler {
+	info, layers := &grpc.UnaryServerInfo{FullMethod: method}, s.layers()
+	for i := len(layers) - 1; i >= 0; i-- {
+		layer, inner := layers[i].unary, handle
+		handle = func(ctx context.Context, req any) (any, error) { return layer(ctx, req, info, inner) }
+	}
+	return handle
+}
+
+// handleCall is what stands inside all layers of a unary call: what gRPC gave for it.
+func handleCall(ctx context.Context, req any) (any, error) { return callOf(ctx).handle(ctx, req) }
+
+// unaryChains are the layers around each method that this server has.
+func (s *Server) unaryChains() map[string]grpc.UnaryHandler {
+	chains := make(map[string]grpc.UnaryHandler, len(permissions))
+	for method := range permissions {
+		chains[method] = s.inLayers(method, handleCall)
+	}
+	return chains
+}
+
+// interceptUnary is all layers as one interceptor. gRPC's own chain makes a function for each layer of each call; these are made once.
+func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	chain, ok := s.chains[info.FullMethod]
+	if !ok {
+		chain = s.inLayers(info.FullMethod, handleCall) // of a service that was registered by others
+	}
+	return chain(&call{Context: ctx, handle: handler}, req)
 }
 
 // Keepalive and connections.
@@ -58,17 +89,16 @@ const (
 )
 
 func (s *Server) serverOptions() []grpc.ServerOption {
-	var unary []grpc.UnaryServerInterceptor
 	var stream []grpc.StreamServerInterceptor
 	for _, l := range s.layers() {
-		unary, stream = append(unary, l.unary), append(stream, l.stream)
+		stream = append(stream, l.stream)
 	}
 	streams := s.cfg.MaxConcurrentStreams
 	if streams == 0 {
 		streams = DefaultMaxConcurrentStreams
 	}
 	options := []grpc.ServerOption{
-		grpc.ChainUnaryInterceptor(unary...),
+		grpc.ChainUnaryInterceptor(s.interceptUnary),
 		grpc.ChainStreamInterceptor(stream...),
 		grpc.ForceServerCodecV2(newRequestCodec()),
 		// Calls run deep (interceptors, validation, gRPC itself), and a fresh goroutine grows its stack several times on the way. When all workers are

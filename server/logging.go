@@ -2,8 +2,10 @@ package server
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"path"
 	"time"
 
@@ -24,27 +26,42 @@ import (
 // answer.
 const RequestIDHeader = "x-request-id"
 
-// call is what is known of the call under way. The interceptors fill it in as they learn it; one goroutine at a time.
+// call is the context of a call under way, with what is known of it. The interceptors fill it in as they learn it; one goroutine at a time.
 type call struct {
-	requestID string
-	principal Principal
+	context.Context //nolint:containedctx // it is one itself
+	requestID       string
+	principal       Principal
 	// request is set once it was read.
 	request any
+	// handle is what stands inside all interceptors of a unary call.
+	handle grpc.UnaryHandler
 }
 
 type callKey struct{}
+
+// Value implements [context.Context].
+func (c *call) Value(key any) any {
+	if key == (callKey{}) {
+		return c
+	}
+	return c.Context.Value(key)
+}
 
 // callOf is the call under way; an empty one outside of any.
 func callOf(ctx context.Context) *call {
 	if c, ok := ctx.Value(callKey{}).(*call); ok {
 		return c
 	}
-	return &call{}
+	return &call{Context: ctx}
 }
 
-func withCall(ctx context.Context) (context.Context, *call) {
-	c := &call{requestID: requestID(ctx)}
-	return context.WithValue(ctx, callKey{}, c), c
+// withCall names the call in the log. Where ctx is not its call yet, as in a stream and in a call on a session, one is put around it; own is true where it is.
+func withCall(ctx context.Context) (c *call, own bool) {
+	if c, own = ctx.(*call); !own {
+		c = &call{Context: ctx}
+	}
+	c.requestID = requestID(ctx)
+	return c, own
 }
 
 func requestID(ctx context.Context) string {
@@ -54,7 +71,16 @@ func requestID(ctx context.Context) string {
 	if sent := metadata.ValueFromIncomingContext(ctx, RequestIDHeader); len(sent) == 1 && isRequestID(sent[0]) {
 		return sent[0]
 	}
-	return uuid.NewString()
+	return newRequestID()
+}
+
+// newRequestID is a random UUID. It names a line in a log, so it need not be hard to guess.
+func newRequestID() string {
+	var id uuid.UUID
+	binary.LittleEndian.PutUint64(id[:8], rand.Uint64())
+	binary.LittleEndian.PutUint64(id[8:], rand.Uint64())
+	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80 // version 4, RFC 9562's variant
+	return id.String()
 }
 
 // isRequestID keeps what callers put into the log down to one short printable word.
@@ -71,23 +97,23 @@ func isRequestID(id string) bool {
 }
 
 func (s *Server) logUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	ctx, c := withCall(ctx)
-	if _, onSession := ctx.Value(callIDKey{}).(callID); !onSession { // whose header has gone when it was opened
+	c, own := withCall(ctx)
+	if own { // else it is on a session, whose header went when it was opened
 		// An error means that the header has gone already, which costs nothing but the echo.
-		_ = grpc.SetHeader(ctx, metadata.Pairs(RequestIDHeader, c.requestID))
+		_ = grpc.SetHeader(c, metadata.MD{RequestIDHeader: {c.requestID}})
 	}
 	began := time.Now()
-	resp, err := handler(ctx, req)
-	s.logCall(ctx, c, info.FullMethod, time.Since(began), err)
+	resp, err := handler(c, req)
+	s.logCall(c, info.FullMethod, time.Since(began), err)
 	return resp, err
 }
 
 func (s *Server) logStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	ctx, c := withCall(stream.Context())
-	_ = stream.SetHeader(metadata.Pairs(RequestIDHeader, c.requestID))
+	c, _ := withCall(stream.Context())
+	_ = stream.SetHeader(metadata.MD{RequestIDHeader: {c.requestID}})
 	began := time.Now()
-	err := handler(srv, &streamWith{ServerStream: stream, ctx: ctx})
-	s.logCall(ctx, c, info.FullMethod, time.Since(began), err)
+	err := handler(srv, &streamWith{ServerStream: stream, ctx: c})
+	s.logCall(c, info.FullMethod, time.Since(began), err)
 	return err
 }
 
@@ -116,11 +142,11 @@ func levelOf(method string, code codes.Code) slog.Level {
 	}
 }
 
-func (s *Server) logCall(ctx context.Context, c *call, method string, took time.Duration, err error) {
+func (s *Server) logCall(c *call, method string, took time.Duration, err error) {
 	code := status.Code(err)
 	level := levelOf(method, code)
-	span := trace.SpanFromContext(ctx)
-	enabled := s.log.Enabled(ctx, level)
+	span := trace.SpanFromContext(c)
+	enabled := s.log.Enabled(c, level)
 	if !enabled && !span.IsRecording() {
 		return
 	}
@@ -141,12 +167,12 @@ func (s *Server) logCall(ctx context.Context, c *call, method string, took time.
 	if hash != "" {
 		attrs = append(attrs, slog.String("tenant", ref.Tenant), slog.String("operation", ref.Operation), slog.String("ref", hash))
 	}
-	if p, ok := peer.FromContext(ctx); ok {
+	if p, ok := peer.FromContext(c); ok {
 		attrs = append(attrs, slog.String("peer", p.Addr.String()))
 	}
 	attrs = append(attrs, asked(c.request)...)
 	attrs = append(attrs, refusedWith(err)...)
-	s.log.LogAttrs(ctx, level, "call", attrs...)
+	s.log.LogAttrs(c, level, "call", attrs...)
 }
 
 // refOfCall returns whose entry the call is about and what stands for it in logs, "" where it is about none. A name that is not valid is

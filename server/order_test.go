@@ -37,14 +37,7 @@ func TestLayersInOrder(t *testing.T) {
 
 // chain runs a call through all layers, as gRPC does.
 func (s *Server) chain(ctx context.Context, req any, method string, handler grpc.UnaryHandler) (any, error) {
-	layers := s.layers()
-	for i := len(layers) - 1; i >= 0; i-- {
-		layer, inner := layers[i].unary, handler
-		handler = func(ctx context.Context, req any) (any, error) {
-			return layer(ctx, req, &grpc.UnaryServerInfo{FullMethod: method}, inner)
-		}
-	}
-	return handler(ctx, req)
+	return s.interceptUnary(ctx, req, &grpc.UnaryServerInfo{FullMethod: method}, handler)
 }
 
 // What each layer stands inside of, told by what a call is answered that several of them would refuse.

@@ -113,6 +113,7 @@ type Server struct {
 	metrics   *Metrics
 	validator *validator
 	limiter   *limiter
+	chains    map[string]grpc.UnaryHandler // by method
 	grpc      *grpc.Server
 	http      *http.Server
 	readiness *readiness
@@ -144,6 +145,7 @@ func New(cfg Config) (*Server, error) {
 	s.readiness = newReadiness(s.ledger.Ready, s.log, s.metrics)
 	s.health = newHealthService("", idemv1.LedgerService_ServiceDesc.ServiceName, idemv1.AdminService_ServiceDesc.ServiceName)
 
+	s.chains = s.unaryChains()
 	s.grpc = grpc.NewServer(s.serverOptions()...)
 	service := &ledgerService{ledger: s.ledger}
 	service.sessions = s.newSessions(service)
@@ -152,7 +154,7 @@ func New(cfg Config) (*Server, error) {
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
 	channelz.RegisterChannelzServiceToServer(s.grpc)
-	s.metrics.calls.InitializeMetrics(s.grpc)
+	s.metrics.calls.know(s.grpc)
 
 	s.http = s.newHTTPServer()
 	return s, nil

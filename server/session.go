@@ -63,12 +63,7 @@ func (s *Server) newSessions(service *ledgerService) *sessions {
 
 // unaryCall stands a handler inside the interceptors, as gRPC does with those of a unary RPC.
 func (s *Server) unaryCall(method string, handle grpc.UnaryHandler) unaryCall {
-	info, layers := &grpc.UnaryServerInfo{FullMethod: method}, s.layers()
-	for i := len(layers) - 1; i >= 0; i-- {
-		layer, inner := layers[i].unary, handle
-		handle = func(ctx context.Context, req any) (any, error) { return layer(ctx, req, info, inner) }
-	}
-	return unaryCall{method: method, handle: handle}
+	return unaryCall{method: method, handle: s.inLayers(method, handle)}
 }
 
 func handlerOf[Q, R any](call func(context.Context, *Q) (*R, error)) grpc.UnaryHandler {

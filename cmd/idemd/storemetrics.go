@@ -36,9 +36,9 @@ func watchSQL(n numbers[sqlstore.Stats]) {
 	n.counter("idemd_sql_commits_total", "Transactions that held gathered writes and were committed.", func(s sqlstore.Stats) float64 { return float64(s.Batches) })
 	n.counter("idemd_sql_writes_total", "Writes in those transactions. Divided by the transactions: how many writes share one sync of the database's log.",
 		func(s sqlstore.Stats) float64 { return float64(s.Writes) })
-	n.counter("idemd_sql_writes_apart_total", "Writes that were sent by themselves because a row was locked or the database reported a conflict.",
+	n.counter("idemd_sql_writes_apart_total", "Writes that were sent by themselves because their batch came to nothing, or another write of their entry was under way that way.",
 		func(s sqlstore.Stats) float64 { return float64(s.Apart) })
-	n.counter("idemd_sql_batches_redone_total", "Batches that were sent again because one of their writes failed.",
+	n.counter("idemd_sql_batches_redone_total", "Batches that came to nothing, so that each of their writes was sent again by itself.",
 		func(s sqlstore.Stats) float64 { return float64(s.Redone) })
 	n.gauge("idemd_sql_queued_writes", "Writes that wait for their turn now.", func(s sqlstore.Stats) float64 { return float64(s.Queued) })
 }

@@ -20,7 +20,7 @@ func benchmarkStores(b *testing.B, goroutines []int, step func(b *testing.B, s l
 			s := openStore(b, sqlstore.Config{URL: d.url})
 			for _, n := range goroutines {
 				b.Run(fmt.Sprintf("goroutines=%d", n), func(b *testing.B) {
-					work := make(chan struct{}, n)
+					work := make(chan struct{})
 					var wg sync.WaitGroup
 					for range n {
 						wg.Go(func() {
@@ -30,7 +30,7 @@ func benchmarkStores(b *testing.B, goroutines []int, step func(b *testing.B, s l
 						})
 					}
 					b.ResetTimer()
-					for b.Loop() {
+					for range b.N { // not Loop, which stops the clock before the last steps are done
 						work <- struct{}{}
 					}
 					close(work)

@@ -56,6 +56,9 @@ func (e engine) sessionSettings(c Config) map[string]string {
 		// Plans are cached for the life of a connection. One made while the table was small reads all of it, and would go on doing so
 		// as it grows; every statement here has an index to go by.
 		settings["enable_seqscan"] = "off"
+		// A plan for the arrays of a batch at hand is hardly ever better than one for any arrays, and making it takes as long as carrying it out.
+		// PostgreSQL would make one for every small batch: it takes arrays that it does not know to have ten elements.
+		settings["plan_cache_mode"] = "force_generic_plan"
 		// Compiling a plan costs more than any statement here takes, and the penalty that the line above puts on a scan that cannot be
 		// avoided would set it off.
 		settings["jit"] = "off"

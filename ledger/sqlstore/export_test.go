@@ -18,6 +18,17 @@ func StatementFor(s *Store, w ledger.Write) (string, []any) {
 	return text, args
 }
 
+// StatementForMany is the statement that a store sends for a batch of writes of one kind, which are in the order of their scopes.
+func StatementForMany(s *Store, writes ...ledger.Write) (string, []any) {
+	calls := make([]*call, len(writes))
+	for i, w := range writes {
+		text, args := StatementFor(s, w)
+		calls[i] = &call{scope: w.Scope, text: text, args: args}
+	}
+	many := s.gather.laneOf(calls[0].text, calls[0].args).many
+	return many.text, many.arguments(calls)
+}
+
 // Conn is a connection of a store's pool, given back when the test ends.
 func Conn(t testing.TB, s *Store) *pgx.Conn {
 	conn, err := s.pool.Acquire(context.Background())
@@ -33,6 +44,7 @@ func Texts(s *Store) map[string]string {
 	out := map[string]string{
 		"put-absent": s.sql.putAbsent, "put-absent-apart": s.sql.putAbsentApart, "put-over": s.sql.putOver, "put-over-apart": s.sql.putOverApart,
 		"settle": s.sql.settle, "settle-apart": s.sql.settleApart, "give-up": s.sql.giveUp, "extend": s.sql.extend, "get": s.sql.get,
+		"first-grants": s.sql.firstGrants.text, "settle-many": s.sql.settleMany.text, "extend-many": s.sql.extendMany.text,
 		"forget": s.sql.forget, "setting-insert": s.sql.settingInsert, "setting-update": s.sql.settingUpdate, "setting-delete": s.sql.settingDelete,
 	}
 	for _, lean := range []bool{false, true} {

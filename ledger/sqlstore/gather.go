@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/idemd/idemd/ledger"
@@ -17,64 +18,101 @@ import (
 
 // Sizes of the gathering of writes.
 const (
-	// maxFlights is how many batches are on their way at a time: while one is being synced, the other's statements run. More only make
-	// them smaller (docs/performance.md has the numbers).
-	maxFlights = 2
 	// maxBatch is how many writes one transaction takes, and maxBatchBytes how many bytes of answers and histories. A larger one goes alone.
 	maxBatch      = 128
 	maxBatchBytes = 4 << 20
-	// laterShare is how much of a full batch is left to the writes that may wait, so that they are slowed down and never starved.
-	laterShare = maxBatch / 8
-	// lineLength is how many writes wait in each of the two lines; the next callers wait outside, as long as their contexts let them.
+	// fewestMany is from how many writes on one statement for all is cheaper on PostgreSQL than one for each of them.
+	fewestMany = 3
+	// lineLength is how many writes wait in each lane; the next callers wait outside, as long as their contexts let them.
 	lineLength = 1024
 	// lockWait is how long a batch waits for a row that somebody else has locked: longer than another daemon's batch takes, and much
 	// shorter than anything that the rest of the batch would notice.
 	lockWait = 25 * time.Millisecond
 )
 
-// gatherer is group commit. Writes that arrive while maxFlights batches are on their way wait in a line; the next batch takes what is there. No timer
-// is involved: a write that finds a flight free is sent at once, and a busy database shares each sync of its log among many.
+// gatherer is group commit. There is a lane for each kind of write, with a batch or two on its way at a time; what arrives meanwhile is the next batch.
+// No timer is involved: a write that finds its lane free is sent at once, and a busy database shares each sync of its log, and the cost of a statement,
+// among many. Reports do not wait behind new grants, since they have lanes of their own.
 //
-// A batch is one pipeline of the very statements that would be sent one by one, in one transaction: they run in the order of their scopes, so that
-// two daemons' batches do not deadlock, and everybody's outcome is told after its commit. What goes wrong with it is settled so:
+// A batch is one statement for all of its writes, or a pipeline of the very statements that would be sent one by one, in one transaction. Either
+// goes by the order of the scopes, so that two daemons' batches do not deadlock, and everybody's outcome is told after its commit. What goes wrong with
+// it is settled so:
 //
 //   - The outcome is not known: then it is not known to any of its callers. Each reads back its own.
-//   - One statement failed: nothing of the batch happened. Its caller alone is told, and the others are sent again.
-//   - A row is locked for longer than lockWait, or the engine reports a conflict: that write is taken out and sent by itself, where it waits at its own
-//     caller's cost. While it does, whatever comes for the same scope goes by itself, too.
+//   - Nothing happened: a write was refused, a row is locked (on PostgreSQL for longer than lockWait), or the engine reports a conflict. Each write is
+//     sent by itself, where it waits at its own caller's cost. While it does, whatever comes for the same scope goes by itself, too.
 //
-// Two batches never hold writes of one scope at the same time, so a daemon does not contend with itself. One batch may: the statements see one another.
+// Two writes of one scope are never on their way in batches at the same time, so that a daemon does not contend with itself.
 type gatherer struct {
 	store *Store
 	// open ends when the store is closed: whoever waits for a connection then is told so.
 	open  context.Context
 	close context.CancelFunc
 
-	mu     sync.Mutex
-	sooner line                   // guarded by mu; reports and renewals, which go first
-	later  line                   // guarded by mu; new grants
-	flying int                    // guarded by mu
-	busy   map[ledger.ScopeID]int // guarded by mu; how many writes of the scope are in a batch on its way
-	apart  map[ledger.ScopeID]int // guarded by mu; how many writes of the scope go by themselves
+	grants, settles, extensions, others lane
+
+	mu    sync.Mutex
+	busy  map[ledger.ScopeID]*lane // guarded by mu; where a write of the scope is in a batch on its way
+	apart map[ledger.ScopeID]int   // guarded by mu; how many writes of the scope go by themselves
 
 	// turns bounds how many writes go by themselves at a time: those that wait for a locked row must leave connections to the others.
 	turns chan struct{}
 	stats counters
 }
 
-// line is the writes that wait. A place in it is had before the write is put in.
-type line struct {
+// lane is the writes of one kind.
+type lane struct {
+	// places is who waits. A place is had before the write is put in.
 	places chan struct{}
-	calls  []*call
+	calls  []*call // guarded by the gatherer's mu
+	flying int     // guarded by the gatherer's mu; how many batches are on their way, or about to be
+	// most is how many of those there may be.
+	most int
+
+	// many is the statement for a batch of at least fewest, if there is one. A smaller batch is a pipeline.
+	many   *manyStatement
+	fewest int
+	// inserting: of several writes of one scope the first decides for all. If it inserted the row, or met one, none of the others could have.
+	inserting bool
 }
 
 func newGatherer(s *Store) *gatherer {
 	open, cancel := context.WithCancel(context.Background())
-	return &gatherer{
+	g := &gatherer{
 		store: s, open: open, close: cancel,
-		sooner: line{places: make(chan struct{}, lineLength)}, later: line{places: make(chan struct{}, lineLength)},
-		busy: map[ledger.ScopeID]int{}, apart: map[ledger.ScopeID]int{},
+		busy: map[ledger.ScopeID]*lane{}, apart: map[ledger.ScopeID]int{},
 		turns: make(chan struct{}, max(1, s.cfg.MaxConns/2)),
+	}
+	for _, l := range g.lanes() {
+		l.places, l.fewest, l.most = make(chan struct{}, lineLength), fewestMany, 1
+	}
+	g.others.most = 2 // a pipeline costs as much for each write however long it is, and while one is being synced the other's statements run
+	g.grants.many, g.grants.inserting = &s.sql.firstGrants, true
+	g.settles.many, g.extensions.many = &s.sql.settleMany, &s.sql.extendMany
+	if s.engine == cockroachDB {
+		// The statements of one write wait for a locked row. A lane must not.
+		g.grants.fewest, g.settles.fewest, g.extensions.fewest = 2, 1, 1
+	}
+	return g
+}
+
+func (g *gatherer) lanes() []*lane { return []*lane{&g.settles, &g.extensions, &g.others, &g.grants} }
+
+// laneOf is where a write with this statement is gathered; nil: it goes by itself. CockroachDB takes only single statements without a transaction around
+// them in one round trip, so that nothing is gathered there that has no statement for many.
+func (g *gatherer) laneOf(text string, args []any) *lane {
+	sql := g.store.sql
+	switch {
+	case text == sql.putAbsent && isFirstGrant(args):
+		return &g.grants
+	case text == sql.settle:
+		return &g.settles
+	case text == sql.extend:
+		return &g.extensions
+	case g.store.engine == cockroachDB:
+		return nil
+	default:
+		return &g.others
 	}
 }
 
@@ -106,7 +144,7 @@ func (c *call) finish(err error) {
 }
 
 // write sends one write, with others where there are any, and waits until its outcome is certain or its caller leaves.
-func (g *gatherer) write(ctx context.Context, l *line, c *call) (ledger.Written, error) {
+func (g *gatherer) write(ctx context.Context, l *lane, c *call) (ledger.Written, error) {
 	if ctx.Err() != nil {
 		return ledger.Written{}, ended(ctx, "write", unavailable)
 	}
@@ -136,62 +174,57 @@ func (g *gatherer) write(ctx context.Context, l *line, c *call) (ledger.Written,
 	}
 }
 
-func (g *gatherer) queue(l *line, c *call) {
+func (g *gatherer) queue(l *lane, c *call) {
 	g.mu.Lock()
+	defer g.mu.Unlock()
 	if g.apart[c.scope] > 0 {
 		<-l.places
 		g.sendApart(c)
-		g.mu.Unlock()
 		return
 	}
 	l.calls = append(l.calls, c)
-	start := g.flying < maxFlights
-	if start {
-		g.flying++
-	}
-	g.mu.Unlock()
-	if start {
-		go g.fly()
+	g.start(l)
+}
+
+// start must be called with mu held.
+func (g *gatherer) start(l *lane) {
+	if l.flying < l.most && len(l.calls) > 0 {
+		l.flying++
+		go g.fly(l)
 	}
 }
 
-// fly sends batches, one after the other, until nothing waits any more.
-func (g *gatherer) fly() {
+// fly sends batches of a lane, one after the other, until nothing waits any more.
+func (g *gatherer) fly(l *lane) {
 	for {
 		// The connection first: what still arrives while it is waited for goes along.
 		conn, err := g.store.pool.Acquire(g.open)
 		runtime.Gosched() // those who were told their outcome just now come back with their next write
-		batch := g.take()
-		if err == nil && len(batch) == 0 {
+		b := g.take(l)
+		if err == nil && len(b.calls) == 0 {
 			conn.Release()
 		}
-		if len(batch) == 0 {
+		if len(b.calls) == 0 {
 			return
 		}
 		if err != nil {
-			finishAll(batch, g.store.classified(context.Background(), "write", reading, err)) // reading: nothing was sent
+			b.finish(g.store.classified(context.Background(), "write", reading, err)) // reading: nothing was sent
 		} else {
-			g.carryOut(conn, batch)
+			g.carryOut(conn, b)
 		}
-		g.landed(batch)
+		g.landed(b)
 	}
 }
 
-// landed lets other batches hold the scopes of this one.
-func (g *gatherer) landed(batch []*call) {
+// landed lets other batches hold the scopes of this one, and starts the lanes whose writes waited for that.
+func (g *gatherer) landed(b batch) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, c := range batch {
-		decrement(g.busy, c.scope)
+	for _, c := range b.calls {
+		delete(g.busy, c.scope)
 	}
-}
-
-func finishAll(batch []*call, err error) {
-	for _, c := range batch {
-		if err != nil {
-			c.written = ledger.Written{}
-		}
-		c.finish(err)
+	for _, l := range g.lanes() {
+		g.start(l)
 	}
 }
 
@@ -201,142 +234,118 @@ func decrement(m map[ledger.ScopeID]int, scope ledger.ScopeID) {
 	}
 }
 
-// take is the next batch. Where there is none the flight has ended.
-func (g *gatherer) take() []*call {
+// batch is writes of one lane that go together.
+type batch struct {
+	lane  *lane
+	calls []*call // each of another scope, in the order of their scopes
+	// late are the inserts whose scope is among those of calls: they are not sent, and not applied.
+	late []*call
+	size int
+}
+
+func (b *batch) finish(err error) {
+	for _, c := range b.calls {
+		if err != nil {
+			c.written = ledger.Written{}
+		}
+		c.finish(err)
+	}
+	for _, c := range b.late {
+		c.finish(err)
+	}
+}
+
+// take is the next batch of a lane. Where there is none the flight has ended.
+func (g *gatherer) take(l *lane) batch {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	f := filling{gatherer: g}
-	f.from(&g.sooner, maxBatch-laterShare)
-	f.from(&g.later, maxBatch)
-	f.from(&g.sooner, maxBatch)
-	for _, c := range f.batch {
-		g.busy[c.scope]++
-	}
-	if len(f.batch) == 0 {
-		g.flying--
-	}
-	slices.SortStableFunc(f.batch, func(a, b *call) int { return bytes.Compare(a.scope[:], b.scope[:]) })
-	return f.batch
-}
-
-// filling is a batch that is being filled.
-type filling struct {
-	gatherer *gatherer
-	batch    []*call
-	size     int
-}
-
-// from moves writes from a line to the batch, up to limit in all. One whose scope is on its way keeps its place in the line; one whose caller's time is
-// over leaves it, and certainly did nothing.
-func (f *filling) from(l *line, limit int) {
+	b := batch{lane: l}
 	kept := l.calls[:0]
 	for i, c := range l.calls {
-		if len(f.batch) >= limit || len(f.batch) > 0 && f.size+c.size > maxBatchBytes {
+		if len(b.calls)+len(b.late) >= maxBatch || len(b.calls) > 0 && b.size+c.size > maxBatchBytes {
 			kept = append(kept, l.calls[i:]...)
 			break
 		}
-		if f.gatherer.busy[c.scope] > 0 {
+		where := g.busy[c.scope]
+		if where != nil && (where != l || !l.inserting) {
 			kept = append(kept, c)
 			continue
 		}
 		<-l.places
-		if !c.progress.CompareAndSwap(waiting, sent) {
-			continue
+		switch {
+		case !c.progress.CompareAndSwap(waiting, sent):
+		case c.ctx.Err() != nil:
+			c.finish(ended(c.ctx, "write", unavailable)) // it certainly did nothing
+		case g.apart[c.scope] > 0:
+			g.sendApart(c)
+		case where != nil: // it is in this batch: a lane has one on its way at a time
+			b.late = append(b.late, c)
+		default:
+			g.busy[c.scope] = l
+			b.calls, b.size = append(b.calls, c), b.size+c.size
 		}
-		if c.ctx.Err() != nil {
-			c.finish(ended(c.ctx, "write", unavailable))
-			continue
-		}
-		f.batch, f.size = append(f.batch, c), f.size+c.size
 	}
 	clear(l.calls[len(kept):])
 	l.calls = kept
+	if len(b.calls) == 0 {
+		l.flying--
+	}
+	slices.SortFunc(b.calls, func(a, b *call) int { return bytes.Compare(a.scope[:], b.scope[:]) })
+	return b
 }
 
 // carryOut sends a batch and tells everybody what became of it. It gives the connection back.
-func (g *gatherer) carryOut(conn *pgxpool.Conn, batch []*call) {
-	culprit, err := g.send(conn, batch)
+func (g *gatherer) carryOut(conn *pgxpool.Conn, b batch) {
+	err := g.send(conn, b)
 	conn.Release()
-	if err == nil {
-		g.stats.count(len(batch))
-		finishAll(batch, nil)
-		return
-	}
-	rest := batch
-	if culprit >= 0 && classIn(err) != unknown && classIn(err) != unsent {
-		c := batch[culprit]
-		rest = slices.Concat(batch[:culprit], batch[culprit+1:])
-		if classIn(err) == contended {
-			g.goApart(c)
-		} else {
-			finishAll([]*call{c}, err)
-		}
-	}
 	switch {
-	case len(rest) == 0:
-	case classIn(err) == unsent, culprit >= 0 && classIn(err) != unknown:
-		g.again(rest)
-	case classIn(err) == contended:
-		g.goApart(rest...)
+	case err == nil:
+		g.stats.count(len(b.calls) + len(b.late))
+		b.finish(nil)
+	case classIn(err) == unknown:
+		b.finish(err)
+	case classIn(err) == unavailable && len(b.calls) == 1:
+		b.finish(err) // by itself it would fare no better
 	default:
-		finishAll(rest, err)
+		g.stats.redone.Add(1)
+		g.goApart(b)
 	}
 }
 
-// again sends a batch of which nothing happened a second time, on another connection. If that fails as well, each goes by itself.
-func (g *gatherer) again(batch []*call) {
-	g.stats.redone.Add(1)
-	conn, err := g.store.pool.Acquire(g.open)
-	if err != nil {
-		finishAll(batch, g.store.classified(context.Background(), "write", reading, err))
-		return
-	}
-	_, err = g.send(conn, batch)
-	conn.Release()
-	switch classIn(err) {
-	case 0:
-		g.stats.count(len(batch))
-		finishAll(batch, nil)
-	case unknown:
-		finishAll(batch, err)
-	default:
-		g.goApart(batch...)
-	}
-}
-
-// send sends a batch as one transaction and reads what came of each write. Where a statement failed, culprit is its place in the batch, and
-// otherwise -1: the fault is nobody's in particular.
-func (g *gatherer) send(conn *pgxpool.Conn, batch []*call) (culprit int, err error) {
+// send sends a batch as one transaction and reads what came of each write.
+func (g *gatherer) send(conn *pgxpool.Conn, b batch) error {
 	s := g.store
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.StatementTimeout+graceForStatement)
 	defer cancel()
 	var pipeline pgx.Batch
-	pipeline.Queue(s.sql.lockWait)
-	for _, c := range batch {
-		pipeline.Queue(c.text, c.args...)
+	succeeds := func(pgconn.CommandTag) error { return nil }
+	if s.engine == postgreSQL {
+		pipeline.Queue(s.sql.lockWait).Exec(succeeds)
 	}
-	results := conn.SendBatch(ctx, &pipeline)
-	culprit = -1
-	if _, err = results.Exec(); err == nil {
-		for i, c := range batch {
-			if c.written, err = written(results.QueryRow()); err != nil {
-				culprit = i
-				break
-			}
+	if many := b.lane.many; many != nil && len(b.calls) >= b.lane.fewest {
+		args := many.arguments(b.calls)
+		if many.unlocked != "" {
+			pipeline.Queue(many.unlocked, args[0]).Exec(succeeds)
+		}
+		pipeline.Queue(many.text, args...).Query(func(result pgx.Rows) error { return readMany(result, b.calls) })
+	} else {
+		for _, c := range b.calls {
+			pipeline.Queue(c.text, c.args...).QueryRow(func(row pgx.Row) (err error) {
+				c.written, err = written(row)
+				return err
+			})
 		}
 	}
-	// The commit is what Close waits for.
-	if closed := results.Close(); err == nil {
-		err = closed
-	}
-	return culprit, s.classified(context.Background(), "write", writing, err)
+	// The commit is what Close waits for. It reads all of the results before that.
+	return s.classified(context.Background(), "write", writing, conn.SendBatch(ctx, &pipeline).Close())
 }
 
-// goApart sends each of the calls by itself, outside of any batch.
-func (g *gatherer) goApart(calls ...*call) {
+// goApart sends each write of a batch by itself.
+func (g *gatherer) goApart(b batch) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, c := range calls {
+	for _, c := range slices.Concat(b.calls, b.late) {
+		c.written = ledger.Written{}
 		g.sendApart(c)
 	}
 }
@@ -368,12 +377,12 @@ func (g *gatherer) byItself(c *call) (ledger.Written, error) {
 	})
 }
 
-// Stats are the store's numbers since it was opened. All are zero on an engine that gathers nothing.
+// Stats are the store's numbers since it was opened.
 type Stats struct {
 	// Batches is how many transactions were committed that held gathered writes, Writes how many writes they held.
 	Batches int64
 	Writes  int64
-	// Redone is how many batches were sent again because one of their writes failed, Apart how many writes went by themselves.
+	// Redone is how many batches came to nothing, so that each of their writes was sent again by itself. Apart is how many writes went by themselves.
 	Redone int64
 	Apart  int64
 	// Queued is how many writes wait now.
@@ -383,9 +392,12 @@ type Stats struct {
 // Stats returns the store's numbers.
 func (s *Store) Stats() Stats {
 	g := s.gather
+	queued := 0
+	for _, l := range g.lanes() {
+		queued += len(l.places)
+	}
 	return Stats{
-		Batches: g.stats.batches.Load(), Writes: g.stats.writes.Load(), Redone: g.stats.redone.Load(), Apart: g.stats.apart.Load(),
-		Queued: len(g.sooner.places) + len(g.later.places),
+		Batches: g.stats.batches.Load(), Writes: g.stats.writes.Load(), Redone: g.stats.redone.Load(), Apart: g.stats.apart.Load(), Queued: queued,
 	}
 }
 

@@ -3,6 +3,8 @@ package sqlstore_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"reflect"
 	"testing"
 	"time"
 
@@ -49,59 +51,152 @@ func oneConnection(t *testing.T, d *database, url string) *sqlstore.Store {
 	return openStore(t, sqlstore.Config{URL: url, ClockSQL: d.clockSQL, MaxConns: 1})
 }
 
-// C65 on the SQL store's side: writes that wait for the same connection share one transaction, each gets its own outcome.
+// C65 on the SQL store's side: writes of one kind that wait for the same connection share one transaction, each gets its own outcome.
 func TestWritesThatArriveWhileTheStoreIsBusyShareATransaction(t *testing.T) {
-	d := newDatabase(t, pgtest.URL(t))
-	s := oneConnection(t, d, d.url)
-	mustWrite(t, s, begin(scopeOf(9)))
-	before := s.Stats()
-	out := gathered(t, s, begin(scopeOf(3)), begin(scopeOf(9)), begin(scopeOf(1)), begin(scopeOf(1)), complete(mustGet(t, s, scopeOf(9))))
-	for i, want := range []bool{true, false, true, false, true} {
-		if o := <-out[i]; o.err != nil || o.Applied != want {
-			t.Errorf("write %d: applied %t, want %t, %v", i, o.Applied, want, o.err)
+	onEveryEngine(t, func(t *testing.T, d *database) {
+		s := oneConnection(t, d, d.url)
+		there, other := scopeOf(9), ledger.Time(1)
+		mustWrite(t, s, begin(there))
+		share := func(what string, batches int64, want []bool, writes ...ledger.Write) {
+			t.Helper()
+			before := s.Stats()
+			for i, out := range gathered(t, s, writes...) {
+				if o := <-out; o.err != nil || o.Applied != want[i] {
+					t.Errorf("%s, write %d: applied %t, want %t, %v", what, i, o.Applied, want[i], o.err)
+				}
+			}
+			after := s.Stats()
+			if after.Batches != before.Batches+batches || after.Writes != before.Writes+int64(len(writes)) || after.Queued != 0 || after.Apart != 0 {
+				t.Errorf("%s: before %+v, after %+v: want %d more batches, %d more writes", what, before, after, batches, len(writes))
+			}
+		}
+		share("begins", 1, []bool{true, false, true, false, true},
+			begin(scopeOf(3)), begin(there), begin(scopeOf(1)), begin(scopeOf(1)), begin(scopeOf(2)))
+		stranger, extending := complete(mustGet(t, s, scopeOf(1))), func(scope ledger.ScopeID) ledger.Write {
+			w := complete(mustGet(t, s, scope))
+			w.Settle, w.Extend = nil, &ledger.Extend{Lease: lease}
+			return w
+		}
+		lost := extending(scopeOf(2))
+		stranger.Guard.Incarnation, lost.Guard.Attempt = other, 7
+		share("extensions", 1, []bool{true, false, true}, extending(scopeOf(3)), lost, extending(scopeOf(1)))
+		share("reports", 1, []bool{true, false, true, true}, complete(mustGet(t, s, scopeOf(3))), stranger, complete(mustGet(t, s, there)), complete(mustGet(t, s, scopeOf(2))))
+		share("two reports for one entry", 2, []bool{true, false}, complete(mustGet(t, s, scopeOf(1))), complete(mustGet(t, s, scopeOf(1))))
+		if d.cockroach {
+			return
+		}
+		// A setting of the batch's transaction only: on a connection that a pooler lends, it would be everybody's.
+		var lockWait string
+		if err := sqlstore.Conn(t, s).QueryRow(context.Background(), "SHOW lock_timeout").Scan(&lockWait); err != nil || lockWait != "0" {
+			t.Errorf("afterwards the connection's lock_timeout is %q, %v", lockWait, err)
+		}
+	})
+}
+
+// What a write of a batch does to its row, and the stamps that it tells, are what ledger says.
+func TestAWriteDoesTheSameInABatchAsByItself(t *testing.T) {
+	onEveryEngine(t, func(t *testing.T, d *database) {
+		gatherOneOfEach(t, d, oneConnection(t, d, d.url), 1)
+		// Without prepared statements the types of the arrays have to be told in another way.
+		gatherOneOfEach(t, d, openStore(t, sqlstore.Config{URL: d.url, ClockSQL: d.clockSQL, MaxConns: 1, Pooler: true}), 101)
+	})
+}
+
+func gatherOneOfEach(t *testing.T, d *database, s *sqlstore.Store, first byte) {
+	scopes := []ledger.ScopeID{scopeOf(first), scopeOf(first + 1), scopeOf(first + 2), scopeOf(first + 3)}
+	bound, notApplied := ledger.PrincipalHash{7}, 0
+	rows := func() (out []*ledger.Entry) {
+		for _, scope := range scopes {
+			out = append(out, mustGet(t, s, scope))
+		}
+		return out
+	}
+	step := func(what string, of func(i int) ledger.Write) {
+		t.Helper()
+		d.Advance(time.Second)
+		before, writes := rows(), make([]ledger.Write, len(scopes))
+		for i := range scopes {
+			writes[i] = of(i)
+		}
+		outs := gathered(t, s, writes...)
+		for i, out := range outs {
+			o := <-out
+			want, applied := writes[i].Apply(before[i], d.Now())
+			if o.err != nil || o.Applied != applied {
+				t.Fatalf("%s %d: applied %t, want %t, %v", what, i, o.Applied, applied, o.err)
+			}
+			if !applied {
+				notApplied++
+			}
+			if applied && o.Stamps != ledger.StampsOf(want, d.Now()) {
+				t.Errorf("%s %d: the stamps are %+v, want %+v", what, i, o.Stamps, ledger.StampsOf(want, d.Now()))
+			}
+			if got := mustGet(t, s, scopes[i]); !reflect.DeepEqual(got, want) {
+				t.Errorf("%s %d: the row is\n%+v, want\n%+v", what, i, got, want)
+			}
+		}
+		if stats := s.Stats(); stats.Apart != 0 {
+			t.Errorf("%s: %+v: some went by themselves", what, stats)
 		}
 	}
-	if after := s.Stats(); after.Batches != before.Batches+1 || after.Writes != before.Writes+5 || after.Queued != 0 {
-		t.Errorf("before %+v, after %+v: want one batch of five", before, after)
+	step("begin", func(i int) ledger.Write {
+		w := begin(scopes[i])
+		w.Put.Last.Principal, w.Put.Ref.Key = "who", fmt.Sprint(i)
+		switch i {
+		case 0:
+			w.Put.HoldFrom, w.Put.DueAt = ledger.In(2*time.Second), ledger.In(lease+retention) // held after two seconds, and lapses after an hour
+		case 1:
+			w.Put.Terms.Bound, w.Put.HoldFrom, w.Put.DueAt = bound, 0, ledger.Never
+		case 2:
+			w.Put.Last.Lease, w.Put.Last.LeaseUntil, w.Put.Terms.Retention = time.Second, ledger.In(time.Second), time.Second
+		}
+		return w
+	})
+	guard := func(i int) ledger.Guard {
+		g := complete(rows()[i]).Guard
+		g.Principal = bound
+		return g
 	}
-	// A setting of the batch's transaction only: on a connection that a pooler lends, it would be everybody's.
-	var lockWait string
-	if err := sqlstore.Conn(t, s).QueryRow(context.Background(), "SHOW lock_timeout").Scan(&lockWait); err != nil || lockWait != "0" {
-		t.Errorf("afterwards the connection's lock_timeout is %q, %v", lockWait, err)
+	step("extend", func(i int) ledger.Write {
+		return ledger.Write{Scope: scopes[i], Guard: guard(i), Extend: &ledger.Extend{Lease: time.Duration(i%2) * time.Minute, Margin: time.Second}}
+	})
+	d.Advance(10 * time.Second) // the third has lapsed
+	step("settle", func(i int) ledger.Write {
+		w := complete(rows()[i])
+		w.Guard = guard(i)
+		w.Settle.Retention = time.Duration(i) * retention
+		if i == 3 {
+			w.Guard.Principal, w.Settle.Response, w.Settle.State, w.Settle.Failure = ledger.PrincipalHash{}, nil, ledger.FailedFinal, &ledger.Failure{Code: 5}
+		}
+		return w
+	})
+	if notApplied != 1 {
+		t.Errorf("%d writes were not applied, want the report for what has lapsed", notApplied)
 	}
 }
 
 func TestABadWriteOfABatchFailsAlone(t *testing.T) {
-	d := newDatabase(t, pgtest.URL(t))
-	s := oneConnection(t, d, d.url)
-	bad := begin(scopeOf(2))
-	bad.Put.State = 9 // which the schema refuses
-	out := gathered(t, s, begin(scopeOf(1)), bad, begin(scopeOf(3)))
-	mustApply(t, out[0])
-	mustApply(t, out[2])
-	o := <-out[1]
-	checkClass(t, o.err, ledger.ErrUnavailable)
-	if n := d.count(t, "idemd_entries"); n != 2 {
-		t.Errorf("there are %d rows, want those of the two others", n)
-	}
-	if stats := s.Stats(); stats.Redone != 1 || stats.Apart != 0 {
-		t.Errorf("%+v", stats)
-	}
-}
-
-// Two bad ones: the second is found when the batch is sent again. Everybody is settled by itself then.
-func TestTwoBadWritesOfABatchFailAlone(t *testing.T) {
-	d := newDatabase(t, pgtest.URL(t))
-	s := oneConnection(t, d, d.url)
-	bad, worse := begin(scopeOf(2)), begin(scopeOf(4))
-	bad.Put.State, worse.Put.State = 9, 9
-	out := gathered(t, s, begin(scopeOf(1)), bad, begin(scopeOf(3)), worse)
-	mustApply(t, out[0])
-	mustApply(t, out[2])
-	for _, i := range []int{1, 3} {
-		o := <-out[i]
-		checkClass(t, o.err, ledger.ErrUnavailable)
-	}
+	onEveryEngine(t, func(t *testing.T, d *database) {
+		s := oneConnection(t, d, d.url)
+		bad, worse := begin(scopeOf(2)), begin(scopeOf(4))
+		bad.Put.Terms.Bound, worse.Put.Terms.Bound = ledger.PrincipalHash{1}, ledger.PrincipalHash{1}
+		execute(t, d.url, "ALTER TABLE idemd_entries ADD CONSTRAINT refuses CHECK (bound IS NULL)")
+		out := gathered(t, s, begin(scopeOf(1)), bad, begin(scopeOf(3)), worse, begin(scopeOf(5)))
+		for i, o := range out {
+			if i%2 == 0 {
+				mustApply(t, o)
+				continue
+			}
+			refused := <-o
+			checkClass(t, refused.err, ledger.ErrUnavailable)
+		}
+		if n := d.count(t, "idemd_entries"); n != 3 {
+			t.Errorf("there are %d rows, want those of the three others", n)
+		}
+		if stats := s.Stats(); stats.Redone != 1 || stats.Apart != 5 {
+			t.Errorf("%+v", stats)
+		}
+	})
 }
 
 // Statements that went well are nothing without their commit: where that fails, nobody of the batch is told that something was written.
@@ -150,19 +245,134 @@ func TestABatchOfUnknownOutcomeIsSettledCallByCall(t *testing.T) {
 	}
 }
 
-// Where the engine reports a conflict that is nobody's in particular, each goes by itself instead of all again.
+// Where the engine reports a conflict, each goes by itself instead of all again.
 func TestAContendedBatchGoesOnOneByOne(t *testing.T) {
-	d := newDatabase(t, pgtest.URL(t))
-	proxy := pgtest.NewProxy(t, d.url)
-	s := oneConnection(t, d, proxy.URL())
-	mustWrite(t, s, begin(scopeOf(100))) // prepares the statement
-	for n, code := range []string{"40001", "40P01"} {
-		proxy.Arm(pgtest.FailBefore, "idemd:put-absent", code, 1)
-		for _, out := range gathered(t, s, begin(scopeOf(byte(1+10*n))), begin(scopeOf(byte(2+10*n)))) {
-			mustApply(t, out)
+	onEveryEngine(t, func(t *testing.T, d *database) {
+		proxy := pgtest.NewProxy(t, d.url)
+		s := oneConnection(t, d, proxy.URL())
+		for n, code := range []string{"40001", "40P01"} {
+			scopes := []ledger.ScopeID{scopeOf(byte(10 * n)), scopeOf(byte(10*n + 1)), scopeOf(byte(10*n + 2))}
+			gather := func(statement string, of func(ledger.ScopeID) ledger.Write) {
+				t.Helper()
+				before := s.Stats()
+				proxy.Arm(pgtest.FailBefore, statement, code, 1)
+				for _, out := range gathered(t, s, of(scopes[0]), of(scopes[1]), of(scopes[2])) {
+					mustApply(t, out)
+				}
+				if after := s.Stats(); after.Apart != before.Apart+3 || after.Redone != before.Redone+1 {
+					t.Errorf("%s, %s: %+v", statement, code, after)
+				}
+			}
+			gather("idemd:put-absent", begin)
+			gather("idemd:settle", func(scope ledger.ScopeID) ledger.Write { return complete(mustGet(t, s, scope)) })
 		}
-		if stats := s.Stats(); stats.Apart != int64(2*(n+1)) || stats.Redone != 0 {
-			t.Errorf("%s: %+v", code, stats)
+	})
+}
+
+// Somebody else has locked the row of one write of a batch. The others go through while it is locked, and it does afterwards.
+func TestALockedRowHoldsUpNobodyElseOfItsBatch(t *testing.T) {
+	onEveryEngine(t, func(t *testing.T, d *database) {
+		s := d.open(t)
+		scopes := []ledger.ScopeID{scopeOf(1), scopeOf(2), scopeOf(3)}
+		var writes []ledger.Write
+		for _, scope := range scopes {
+			mustWrite(t, s, begin(scope))
+			writes = append(writes, complete(mustGet(t, s, scope)))
+		}
+		ctx := context.Background()
+		tx, err := connect(t, d.url).Begin(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(ctx, "SELECT 1 FROM idemd_entries WHERE scope_id = $1 FOR UPDATE", scopes[1][:]); err != nil {
+			t.Fatal(err)
+		}
+		var held []func()
+		for range 4 {
+			held = append(held, sqlstore.HoldConn(t, s))
+		}
+		var outs []<-chan outcome
+		for i, w := range writes {
+			outs = append(outs, send(ctx, s, w))
+			waitUntil(t, func() bool { return s.Stats().Queued == i+1 })
+		}
+		for _, release := range held {
+			release()
+		}
+		mustApply(t, outs[0])
+		mustApply(t, outs[2])
+		select {
+		case o := <-outs[1]:
+			t.Errorf("the row is locked, and its write: applied %t, %v", o.Applied, o.err)
+		default:
+		}
+		if err := tx.Rollback(ctx); err != nil {
+			t.Fatal(err)
+		}
+		mustApply(t, outs[1])
+		if stats := s.Stats(); stats.Redone != 1 || stats.Apart != 3 {
+			t.Errorf("%+v", stats)
+		}
+	})
+}
+
+// A batch that waits for a row, whether somebody changes it or only holds it, stamps all of its rows with the time at which it had the last of them. PostgreSQL only: on CockroachDB it does not wait.
+func TestABatchReadsTheClockWhenAllOfItsRowsAreLocked(t *testing.T) {
+	d := newDatabase(t, pgtest.URL(t))
+	s := d.open(t)
+	ctx := context.Background()
+	extension := func(scope ledger.ScopeID) ledger.Write {
+		w := complete(mustGet(t, s, scope))
+		w.Settle, w.Extend = nil, &ledger.Extend{Lease: lease}
+		return w
+	}
+	report := func(scope ledger.ScopeID) ledger.Write { return complete(mustGet(t, s, scope)) }
+	waiting := d.whoWaits(t)
+	for n, x := range []struct {
+		of   func(ledger.ScopeID) ledger.Write
+		hold string
+	}{
+		{extension, "SELECT 1 FROM idemd_entries WHERE scope_id = $1 FOR UPDATE"},
+		{extension, "UPDATE idemd_entries SET holder = 'touched' WHERE scope_id = $1"},
+		{report, "SELECT 1 FROM idemd_entries WHERE scope_id = $1 FOR UPDATE"},
+		{report, "UPDATE idemd_entries SET holder = 'touched' WHERE scope_id = $1"},
+	} {
+		scopes := []ledger.ScopeID{scopeOf(byte(10 * n)), scopeOf(byte(10*n + 1)), scopeOf(byte(10*n + 2))}
+		var writes []ledger.Write
+		for _, scope := range scopes {
+			mustWrite(t, s, begin(scope))
+			writes = append(writes, x.of(scope))
+		}
+		tx, err := connect(t, d.url).Begin(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(ctx, x.hold, scopes[1][:]); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		text, args := sqlstore.StatementForMany(s, writes...)
+		conn := connect(t, d.url)
+		go func() {
+			_, err := conn.Exec(ctx, text, args...)
+			done <- err
+		}()
+		waitUntil(t, waiting)
+		d.Advance(time.Second)
+		if err := tx.Commit(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		for i, scope := range scopes {
+			var at int64
+			if err := conn.QueryRow(ctx, "SELECT written_at FROM idemd_entries WHERE scope_id = $1", scope[:]).Scan(&at); err != nil {
+				t.Fatal(err)
+			}
+			if ledger.Time(at) != d.Now() {
+				t.Errorf("%s: row %d was stamped %v before all of them were locked", x.hold, i, d.Now().Sub(ledger.Time(at)))
+			}
 		}
 	}
 }

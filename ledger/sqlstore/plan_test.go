@@ -49,6 +49,43 @@ func TestEveryStatementGoesByAnIndex(t *testing.T) {
 	explainAll("filled")
 }
 
+// The statements of whole batches look for the rows that they name, on CockroachDB as well, whatever is known of the table.
+func TestNoBatchOnCockroachDBReadsTheWholeTable(t *testing.T) {
+	d := newDatabase(t, pgtest.CockroachURL(t))
+	s := d.real(t)
+	conn := sqlstore.Conn(t, s)
+	check := func(when string) {
+		t.Helper()
+		writes := [3][]ledger.Write{}
+		for n := range byte(40) {
+			e := claim(scopeOf(100 + n))
+			extension := complete(e)
+			extension.Settle, extension.Extend = nil, &ledger.Extend{Lease: lease}
+			for i, w := range []ledger.Write{begin(e.Scope), complete(e), extension} {
+				writes[i] = append(writes[i], w)
+			}
+		}
+		for _, batch := range writes {
+			text, args := sqlstore.StatementForMany(s, batch...)
+			rows, err := conn.Query(context.Background(), "EXPLAIN "+text, args...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if plan := strings.Join(lines, "\n"); strings.Contains(plan, "FULL SCAN") || !strings.Contains(plan, "idemd_entries") {
+				t.Errorf("%s:\n%s\n%s", when, text, plan)
+			}
+		}
+	}
+	check("empty")
+	fill(t, s, 500)
+	run(t, conn, "ANALYZE idemd_entries")
+	check("filled")
+}
+
 func run(t testing.TB, conn *pgx.Conn, text string) {
 	t.Helper()
 	if _, err := conn.Exec(context.Background(), text); err != nil {

@@ -13,50 +13,55 @@ type column struct {
 	sqlType string
 	// stamped columns hold a time: a relative one ([ledger.In]) is resolved by the statement.
 	stamped bool
+	// first is what a put's argument for the column is in every first grant, isNull for NULL, and nil where first grants differ in it.
+	first any
 }
+
+// isNull is the [column.first] of a column that is NULL in every first grant.
+type isNull struct{}
 
 // columns is the one list that statements, arguments and scans are made from: put's arguments and scan's targets follow its order.
 // idemd_entries has three columns more that the store sets by itself: scope_id, shard and written_at.
 var columns = []column{
-	{name: "incarnation", sqlType: "INT8"},
-	{name: "revision", sqlType: "INT8"},
+	{name: "incarnation", sqlType: "INT8", first: int64(ledger.In(0))},
+	{name: "revision", sqlType: "INT8", first: int64(1)},
 	{name: "tenant", sqlType: "TEXT"},
 	{name: "operation", sqlType: "TEXT"},
 	{name: "key", sqlType: "TEXT"},
-	{name: "state", sqlType: "INT2"},
-	{name: "closed", sqlType: "BOOL"},
+	{name: "state", sqlType: "INT2", first: int16(ledger.Pending)},
+	{name: "closed", sqlType: "BOOL", first: false},
 	{name: "hold_from", sqlType: "INT8", stamped: true},
 	{name: "due_at", sqlType: "INT8", stamped: true},
-	{name: "run_grants", sqlType: "INT4"},
-	{name: "credit", sqlType: "BOOL"},
-	{name: "doubt", sqlType: "BOOL"},
-	{name: "is_current", sqlType: "BOOL"},
-	{name: "attempt", sqlType: "INT4"},
+	{name: "run_grants", sqlType: "INT4", first: int32(1)},
+	{name: "credit", sqlType: "BOOL", first: false},
+	{name: "doubt", sqlType: "BOOL", first: false},
+	{name: "is_current", sqlType: "BOOL", first: true},
+	{name: "attempt", sqlType: "INT4", first: int32(1)},
 	{name: "id_hash", sqlType: "BYTEA"},
 	{name: "holder", sqlType: "TEXT"},
 	{name: "principal", sqlType: "TEXT"},
-	{name: "recover_only", sqlType: "BOOL"},
-	{name: "on_credit", sqlType: "BOOL"},
+	{name: "recover_only", sqlType: "BOOL", first: false},
+	{name: "on_credit", sqlType: "BOOL", first: false},
 	{name: "lease_ns", sqlType: "INT8"},
-	{name: "began_at", sqlType: "INT8", stamped: true},
+	{name: "began_at", sqlType: "INT8", stamped: true, first: int64(ledger.In(0))},
 	{name: "lease_until", sqlType: "INT8", stamped: true},
-	{name: "ended_at", sqlType: "INT8", stamped: true},
-	{name: "ended", sqlType: "INT2"},
-	{name: "report", sqlType: "BYTEA"},
+	{name: "ended_at", sqlType: "INT8", stamped: true, first: int64(0)},
+	{name: "ended", sqlType: "INT2", first: int16(0)},
+	{name: "report", sqlType: "BYTEA", first: isNull{}},
 	{name: "on_abandoned", sqlType: "INT2"},
 	{name: "max_attempts", sqlType: "INT4"},
 	{name: "reclaim_within_ns", sqlType: "INT8"},
 	{name: "retention_ns", sqlType: "INT8"},
 	{name: "tombstone_ns", sqlType: "INT8"},
 	{name: "bound", sqlType: "BYTEA"},
-	{name: "abandoned_at", sqlType: "INT8", stamped: true},
-	{name: "settled_at", sqlType: "INT8", stamped: true},
-	{name: "settled_by", sqlType: "INT4"},
-	{name: "settlement", sqlType: "BYTEA"},
+	{name: "abandoned_at", sqlType: "INT8", stamped: true, first: int64(0)},
+	{name: "settled_at", sqlType: "INT8", stamped: true, first: int64(0)},
+	{name: "settled_by", sqlType: "INT4", first: int32(0)},
+	{name: "settlement", sqlType: "BYTEA", first: isNull{}},
 	{name: "fingerprints", sqlType: "BYTEA"},
-	{name: "answer", sqlType: "BYTEA"},
-	{name: "history", sqlType: "BYTEA"},
-	{name: "apart", sqlType: "BOOL"},
+	{name: "answer", sqlType: "BYTEA", first: isNull{}},
+	{name: "history", sqlType: "BYTEA", first: isNull{}},
+	{name: "apart", sqlType: "BOOL", first: false},
 }
 
 // maxInline is the size up to which an answer or a history stands in the entry's own row. A larger one goes to idemd_bodies: a row is

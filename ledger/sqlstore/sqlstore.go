@@ -1,8 +1,8 @@
 // Package sqlstore keeps the ledger in PostgreSQL (14 or later) or CockroachDB (21.1 or later): one store, one set of statements,
 // two schemas.
 //
-// Every write is one conditional statement, alone in its transaction or, under load, in one pipeline with other writes (group commit, see
-// [gatherer]; on PostgreSQL), so there is no transaction to hold open and nothing half done. Three rules keep it right, each with a test:
+// Every write is one conditional statement, alone in its transaction or, under load, gathered with other writes (group commit, see [gatherer]), so there
+// is no transaction to hold open and nothing half done. Three rules keep it right, each with a test:
 //
 //   - Time enters SQL in one place, [Config.ClockSQL]. It is read after the row is locked, once for a statement, and every stamp
 //     of the statement comes from that reading. No time of this process is ever bound as a parameter.

@@ -16,6 +16,8 @@ type statements struct {
 	settle, settleApart, giveUp string
 	extend                      string
 	lockWait                    string
+	// Those of a whole batch: a parameter is an array, with an element for each write.
+	firstGrants, settleMany, extendMany manyStatement
 
 	get, ready, now, forget                               string
 	settings, settingInsert, settingUpdate, settingDelete string
@@ -26,6 +28,7 @@ const (
 	never      = "9223372036854775807" // ledger.Never
 	claimGuard = `e.incarnation = $2::INT8 AND e.is_current AND e.attempt = $3::INT4 AND e.state = 1 AND NOT e.closed` +
 		` AND (e.bound IS NULL OR e.bound = $4::BYTEA) AND NOT ($5::BOOL AND e.doubt)`
+	claimSets     = "revision = e.revision + 1, written_at = t.now, "
 	revisionGuard = `e.incarnation = $2::INT8 AND e.revision = $3::INT8`
 	// notLapsed is the part of a claim's guard that looks at the clock.
 	notLapsed = `(e.hold_from <= e.due_at OR t.now < e.due_at)`
@@ -40,6 +43,7 @@ func newStatements(e engine, clock string) *statements {
 	s.putOver, s.putOverApart = s.replaceEntry(false), s.replaceEntry(true)
 	s.settle, s.settleApart = s.settleEntry(e, false), s.settleEntry(e, true)
 	s.giveUp, s.extend = s.giveUpEntry(e), s.extendEntry(e)
+	s.firstGrants, s.settleMany, s.extendMany = s.insertFirstGrants(), s.settleEntries(), s.extendEntries()
 	// Until the end of the transaction, so that it leaves nothing behind on a connection that a pooler lends.
 	s.lockWait = "/* idemd:lock-wait */ SELECT set_config('lock_timeout', '" + milliseconds(lockWait) + "', true)"
 	s.buildReads(e)
@@ -50,13 +54,14 @@ func newStatements(e engine, clock string) *statements {
 
 // value is the expression for a column's new value from parameter p. t.now is the one reading of the clock.
 func (c column) value(p, minIncarnation int) string {
+	given := fmt.Sprintf("$%d::%s", p, c.sqlType)
 	switch {
 	case c.name == "incarnation":
-		return fmt.Sprintf("CASE WHEN $%d::INT8 < 0 THEN GREATEST(t.now, $%d::INT8) ELSE $%d::INT8 END", p, minIncarnation, p)
+		return fmt.Sprintf("CASE WHEN %s < 0 THEN GREATEST(t.now, $%d::INT8) ELSE %s END", given, minIncarnation, given)
 	case c.stamped:
-		return fmt.Sprintf("CASE WHEN $%d::INT8 < 0 THEN t.now - $%d::INT8 - 1 ELSE $%d::INT8 END", p, p, p)
+		return fmt.Sprintf("CASE WHEN %s < 0 THEN t.now - %s - 1 ELSE %s END", given, given, given)
 	default:
-		return fmt.Sprintf("$%d::%s", p, c.sqlType)
+		return given
 	}
 }
 
@@ -159,21 +164,24 @@ func (s *statements) replaceEntry(apart bool) string {
 // whatever sets needs.
 func (s *statements) claimUpdate(sets string) (ctes []string, update string) {
 	ctes, from := s.clockOnceLocked(claimGuard)
-	return ctes, "UPDATE idemd_entries AS e SET revision = e.revision + 1, written_at = t.now, " + sets +
+	return ctes, "UPDATE idemd_entries AS e SET " + claimSets + sets +
 		"\nFROM " + from + " WHERE e.scope_id = $1::BYTEA AND " + claimGuard + " AND " + notLapsed
 }
 
 // settleEntry is [ledger.Entry.Settled] for a report that settles. Parameters after the claim's: state, ended, report, retention,
 // tombstone, answer, whether the answer stands apart, and that answer.
 func (s *statements) settleEntry(e engine, apart bool) string {
-	sets := fmt.Sprintf(`state = $6::INT2, ended = $7::INT2, ended_at = t.now, report = $8::BYTEA, settlement = $8::BYTEA, settled_at = t.now,
-settled_by = e.attempt, retention_ns = GREATEST(e.retention_ns, $9::INT8), tombstone_ns = GREATEST(e.tombstone_ns, $10::INT8),
-due_at = t.now + GREATEST(e.retention_ns, $9::INT8) %s 1000, answer = $11::BYTEA, apart = e.apart OR $12::BOOL`, e.divide())
-	ctes, update := s.claimUpdate(sets)
+	ctes, update := s.claimUpdate(settleSets(e))
 	if !apart {
 		return "/* idemd:settle */ " + with(ctes) + update + "\nRETURNING " + stamps("e.")
 	}
 	return "/* idemd:settle */ " + withBodies(ctes, update+"\nRETURNING e.scope_id, "+stamps("e."), upsertBodies(13, false))
+}
+
+func settleSets(e engine) string {
+	return fmt.Sprintf(`state = $6::INT2, ended = $7::INT2, ended_at = t.now, report = $8::BYTEA, settlement = $8::BYTEA, settled_at = t.now,
+settled_by = e.attempt, retention_ns = GREATEST(e.retention_ns, $9::INT8), tombstone_ns = GREATEST(e.tombstone_ns, $10::INT8),
+due_at = t.now + GREATEST(e.retention_ns, $9::INT8) %s 1000, answer = $11::BYTEA, apart = e.apart OR $12::BOOL`, e.divide())
 }
 
 // giveUpEntry is [ledger.Entry.Settled] for a claim that is given up. Parameters after the claim's: ended, report.
@@ -187,15 +195,18 @@ func (s *statements) giveUpEntry(e engine) string {
 
 // extendEntry is [ledger.Entry.Extended]. Parameters after the claim's: lease, margin.
 func (s *statements) extendEntry(e engine) string {
+	ctes, update := s.claimUpdate(extendSets(e))
+	return "/* idemd:extend */ " + with(ctes) + update + "\nRETURNING " + stamps("e.")
+}
+
+func extendSets(e engine) string {
 	fromNow := func(lease string) string { return "t.now + (" + lease + " + $7::INT8) " + e.divide() + " 1000" }
 	asked := "CASE WHEN $6::INT8 > 0 THEN $6::INT8 ELSE e.lease_ns END"
 	standing := "LEAST(e.lease_until, " + fromNow("e.lease_ns") + ")"
 	until := "GREATEST(" + standing + ", " + fromNow(asked) + ")"
 	lapse := until + " + e.retention_ns " + e.divide() + " 1000"
-	sets := "lease_ns = CASE WHEN " + fromNow(asked) + " >= " + standing + " THEN " + asked + " ELSE e.lease_ns END,\nlease_until = " + until +
+	return "lease_ns = CASE WHEN " + fromNow(asked) + " >= " + standing + " THEN " + asked + " ELSE e.lease_ns END,\nlease_until = " + until +
 		",\ndue_at = " + lapseAfter(lapse)
-	ctes, update := s.claimUpdate(sets)
-	return "/* idemd:extend */ " + with(ctes) + update + "\nRETURNING " + stamps("e.")
 }
 
 // lapseAfter is the due time of a pending entry that nobody comes for until at.

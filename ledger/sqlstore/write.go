@@ -10,22 +10,18 @@ import (
 	"github.com/idemd/idemd/ledger"
 )
 
-// Write applies w in one statement, if its guard holds. On its way it may share a transaction with other writes; see [gatherer].
+// Write applies w in one statement, if its guard holds. On its way it may share a transaction or a statement with other writes; see [gatherer].
 func (s *Store) Write(ctx context.Context, w ledger.Write) (ledger.Written, error) {
 	text, args, err := s.sql.forWrite(w)
 	if err != nil {
 		return ledger.Written{}, err
 	}
-	if s.engine == cockroachDB {
-		return write(ctx, s, "write", func(ctx context.Context, conn *pgx.Conn) (ledger.Written, error) {
-			return written(conn.QueryRow(ctx, text, args...))
-		})
+	if l := s.gather.laneOf(text, args); l != nil {
+		return s.gather.write(ctx, l, &call{scope: w.Scope, text: text, args: args, size: sizeOf(args)})
 	}
-	line := &s.gather.sooner
-	if w.Guard.Kind == ledger.GuardAbsent {
-		line = &s.gather.later
-	}
-	return s.gather.write(ctx, line, &call{scope: w.Scope, text: text, args: args, size: sizeOf(args)})
+	return write(ctx, s, "write", func(ctx context.Context, conn *pgx.Conn) (ledger.Written, error) {
+		return written(conn.QueryRow(ctx, text, args...))
+	})
 }
 
 func sizeOf(args []any) (bytes int) {

@@ -239,7 +239,12 @@ var otherMutants = []mutant{
 	},
 	{
 		name: "SQL acknowledges a batch whose commit failed", file: "ledger/sqlstore/gather.go", suites: [][]string{databases},
-		old: "if closed := results.Close(); err == nil {", new: "if closed := results.Close(); closed == nil {",
+		old: "return s.classified(context.Background(), \"write\", writing, conn.SendBatch(ctx, &pipeline).Close())",
+		new: "_ = conn.SendBatch(ctx, &pipeline).Close()\n	return nil",
+	},
+	{
+		name: "SQL settles in batches what has lapsed", file: "ledger/sqlstore/many.go", suites: [][]string{databases},
+		old: " + guard + \" AND \" + notLapsed + ", new: " + guard + ",
 	},
 	{
 		name: "SQLite lets a failed commit come back", file: "ledger/sqlitestore/writer.go", suites: [][]string{embedded},

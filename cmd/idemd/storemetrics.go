@@ -40,6 +40,9 @@ func watchSQL(n numbers[sqlstore.Stats]) {
 		func(s sqlstore.Stats) float64 { return float64(s.Apart) })
 	n.counter("idemd_sql_batches_redone_total", "Batches that came to nothing, so that each of their writes was sent again by itself.",
 		func(s sqlstore.Stats) float64 { return float64(s.Redone) })
+	n.counter("idemd_sql_read_statements_total", "Statements that read entries, each for one or many reads. PostgreSQL only.",
+		func(s sqlstore.Stats) float64 { return float64(s.ReadBatches) })
+	n.counter("idemd_sql_reads_total", "Reads in those statements.", func(s sqlstore.Stats) float64 { return float64(s.Reads) })
 	n.gauge("idemd_sql_queued_writes", "Writes that wait for their turn now.", func(s sqlstore.Stats) float64 { return float64(s.Queued) })
 }
 

@@ -12,12 +12,13 @@ import (
 	"github.com/idemd/idemd/ledger/sqlstore"
 )
 
-// benchmarkStores runs b on every engine, with so many goroutines.
-func benchmarkStores(b *testing.B, goroutines []int, step func(b *testing.B, s ledger.Store)) {
+// benchmarkStores runs step on every engine, with so many goroutines, after fill.
+func benchmarkStores(b *testing.B, goroutines []int, fill, step func(b *testing.B, s ledger.Store)) {
 	for _, e := range engines {
 		b.Run(e.name, func(b *testing.B) {
 			d := newDatabase(b, e.url(b))
 			s := openStore(b, sqlstore.Config{URL: d.url})
+			fill(b, s)
 			for _, n := range goroutines {
 				b.Run(fmt.Sprintf("goroutines=%d", n), func(b *testing.B) {
 					work := make(chan struct{})
@@ -42,6 +43,8 @@ func benchmarkStores(b *testing.B, goroutines []int, step func(b *testing.B, s l
 	}
 }
 
+func empty(*testing.B, ledger.Store) {}
+
 func randomScope() (id ledger.ScopeID) {
 	for i := 0; i < len(id); i += 8 {
 		binary.BigEndian.PutUint64(id[i:], rand.Uint64())
@@ -52,7 +55,7 @@ func randomScope() (id ledger.ScopeID) {
 // BenchmarkPair is a Begin on a fresh key and its Complete with 240 bytes: two durable writes.
 func BenchmarkPair(b *testing.B) {
 	body := make([]byte, 240)
-	benchmarkStores(b, []int{1, 64}, func(b *testing.B, s ledger.Store) {
+	benchmarkStores(b, []int{1, 64}, empty, func(b *testing.B, s ledger.Store) {
 		scope := randomScope()
 		begun, err := s.Write(context.Background(), begin(scope))
 		if err != nil || !begun.Applied {
@@ -70,27 +73,25 @@ func BenchmarkPair(b *testing.B) {
 
 // BenchmarkGet reads one of a thousand settled entries.
 func BenchmarkGet(b *testing.B) {
-	for _, e := range engines {
-		b.Run(e.name, func(b *testing.B) {
-			s := openStore(b, sqlstore.Config{URL: newDatabase(b, e.url(b)).url})
-			scopes := make([]ledger.ScopeID, 1000)
-			for i := range scopes {
-				scopes[i] = randomScope()
-				mustWrite(b, s, begin(scopes[i]))
-				mustWrite(b, s, complete(mustGet(b, s, scopes[i])))
-			}
-			for b.Loop() {
-				if r, err := s.Get(context.Background(), scopes[rand.IntN(len(scopes))]); err != nil || r.Entry == nil {
-					b.Fatal(r.Entry, err)
-				}
-			}
-		})
+	var scopes []ledger.ScopeID
+	fill := func(b *testing.B, s ledger.Store) {
+		scopes = make([]ledger.ScopeID, 1000)
+		for i := range scopes {
+			scopes[i] = randomScope()
+			mustWrite(b, s, begin(scopes[i]))
+			mustWrite(b, s, complete(mustGet(b, s, scopes[i])))
+		}
 	}
+	benchmarkStores(b, []int{1, 64}, fill, func(b *testing.B, s ledger.Store) {
+		if r, err := s.Get(context.Background(), scopes[rand.IntN(len(scopes))]); err != nil || r.Entry == nil {
+			b.Error(r.Entry, err)
+		}
+	})
 }
 
 // BenchmarkTakeover is a takeover: the row is read, locked and replaced.
 func BenchmarkTakeover(b *testing.B) {
-	benchmarkStores(b, []int{1}, func(b *testing.B, s ledger.Store) {
+	benchmarkStores(b, []int{1}, empty, func(b *testing.B, s ledger.Store) {
 		scope := scopeOf(1)
 		r, err := s.Get(context.Background(), scope)
 		if err != nil {

@@ -43,7 +43,7 @@ func Conn(t testing.TB, s *Store) *pgx.Conn {
 func Texts(s *Store) map[string]string {
 	out := map[string]string{
 		"put-absent": s.sql.putAbsent, "put-absent-apart": s.sql.putAbsentApart, "put-over": s.sql.putOver, "put-over-apart": s.sql.putOverApart,
-		"settle": s.sql.settle, "settle-apart": s.sql.settleApart, "give-up": s.sql.giveUp, "extend": s.sql.extend, "get": s.sql.get,
+		"settle": s.sql.settle, "settle-apart": s.sql.settleApart, "give-up": s.sql.giveUp, "extend": s.sql.extend, "get": s.sql.get, "get-many": s.sql.getMany,
 		"first-grants": s.sql.firstGrants.text, "settle-many": s.sql.settleMany.text, "extend-many": s.sql.extendMany.text,
 		"forget": s.sql.forget, "setting-insert": s.sql.settingInsert, "setting-update": s.sql.settingUpdate, "setting-delete": s.sql.settingDelete,
 	}
@@ -71,3 +71,6 @@ func HoldConn(t testing.TB, s *Store) (release func()) {
 	}
 	return conn.Release
 }
+
+// WaitingReads is how many reads wait to be gathered.
+func WaitingReads(s *Store) int { return len(s.reads.places) }

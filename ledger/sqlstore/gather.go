@@ -387,6 +387,9 @@ type Stats struct {
 	Apart  int64
 	// Queued is how many writes wait now.
 	Queued int
+	// ReadBatches is how many statements read entries together, Reads how many reads they were. Both are zero on CockroachDB.
+	ReadBatches int64
+	Reads       int64
 }
 
 // Stats returns the store's numbers.
@@ -398,6 +401,7 @@ func (s *Store) Stats() Stats {
 	}
 	return Stats{
 		Batches: g.stats.batches.Load(), Writes: g.stats.writes.Load(), Redone: g.stats.redone.Load(), Apart: g.stats.apart.Load(), Queued: queued,
+		ReadBatches: g.stats.readBatches.Load(), Reads: g.stats.reads.Load(),
 	}
 }
 
@@ -407,6 +411,9 @@ type counters struct {
 	writes  atomic.Int64
 	redone  atomic.Int64
 	apart   atomic.Int64
+
+	readBatches atomic.Int64
+	reads       atomic.Int64
 }
 
 func (c *counters) count(writes int) {

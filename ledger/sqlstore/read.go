@@ -10,8 +10,15 @@ import (
 	"github.com/idemd/idemd/ledger"
 )
 
-// Get reads one entry whole, in one statement, from the primary or the leaseholder.
+// Get reads one entry whole, in one statement, from the primary or the leaseholder. It may share the statement with other reads; see [readGatherer].
 func (s *Store) Get(ctx context.Context, scope ledger.ScopeID) (ledger.Reading, error) {
+	if s.engine == cockroachDB {
+		return s.getAlone(ctx, scope)
+	}
+	return s.reads.get(ctx, scope)
+}
+
+func (s *Store) getAlone(ctx context.Context, scope ledger.ScopeID) (ledger.Reading, error) {
 	arg := scopeArg(scope)
 	return read(ctx, s, "get", func(ctx context.Context, conn *pgx.Conn) (out ledger.Reading, err error) {
 		var now int64

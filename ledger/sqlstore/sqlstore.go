@@ -30,6 +30,7 @@ type Store struct {
 	sql    *statements
 	pool   *pgxpool.Pool
 	gather *gatherer
+	reads  *readGatherer
 	log    *slog.Logger
 }
 
@@ -55,7 +56,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		return nil, cfg.connectError(err)
 	}
 	s := &Store{cfg: cfg, engine: engine, sql: newStatements(engine, cfg.ClockSQL), pool: pool, log: cfg.Logger}
-	s.gather = newGatherer(s)
+	s.gather, s.reads = newGatherer(s), newReadGatherer(s)
 	if _, err := s.Ready(ctx); err != nil {
 		pool.Close()
 		return nil, err

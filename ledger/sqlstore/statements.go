@@ -19,7 +19,7 @@ type statements struct {
 	// Those of a whole batch: a parameter is an array, with an element for each write.
 	firstGrants, settleMany, extendMany manyStatement
 
-	get, ready, now, forget                               string
+	get, getMany, ready, now, forget                      string
 	settings, settingInsert, settingUpdate, settingDelete string
 	pageColumns, leanColumns, pageFrom, leanFrom          string
 }
@@ -226,6 +226,8 @@ func (s *statements) buildReads(e engine) {
 	// The clock is read for the row that comes out, not before the row is looked for.
 	s.get = "/* idemd:get */ SELECT " + s.clock + ", " + s.pageColumns +
 		" FROM (VALUES (1)) AS one (n) LEFT JOIN idemd_entries AS e ON e.scope_id = $1::BYTEA" + joinBodies
+	s.getMany = "/* idemd:get */ SELECT " + s.clock + ", e.scope_id, " + names("e.") + ", NULL::BYTEA, NULL::BYTEA" +
+		" FROM (VALUES (1)) AS one (n) LEFT JOIN idemd_entries AS e ON e.scope_id = ANY ($1::BYTEA[])"
 	s.now = "/* idemd:now */ SELECT " + s.clock
 	health := "pg_is_in_recovery(), current_setting('fsync'), current_setting('synchronous_commit')"
 	if e == cockroachDB {

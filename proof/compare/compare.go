@@ -17,6 +17,8 @@ const (
 	nameSessions   = "idemd, sessions"
 	namePostgres   = "idemd, PostgreSQL"
 	nameByHand     = "pgx, PostgreSQL"
+	nameFar        = "idemd, PostgreSQL far"
+	nameByHandFar  = "pgx, PostgreSQL far"
 	nameCockroach  = "idemd, CockroachDB"
 	nameByHandCRDB = "pgx, CockroachDB"
 	nameRedis      = "Redis"
@@ -29,8 +31,8 @@ const (
 
 // names are all candidates, in the order of the table.
 var names = []string{
-	nameEcho, nameEmbedded, nameEchoStream, nameSessions, namePostgres, nameByHand, nameCockroach, nameByHandCRDB, nameRedis, nameEchoReplay, nameReplay,
-	nameAloneEcho, nameAloneBare, nameAlone,
+	nameEcho, nameEmbedded, nameEchoStream, nameSessions, namePostgres, nameByHand, nameFar, nameByHandFar, nameCockroach, nameByHandCRDB, nameRedis,
+	nameEchoReplay, nameReplay, nameAloneEcho, nameAloneBare, nameAlone,
 }
 
 // selection is what is to be measured: names of candidates, or how they begin; empty: all.
@@ -86,6 +88,7 @@ var targets = []target{
 	{"embedded store, pairs on Session streams, to Redis", rate(nameSessions, nameRedis), 1.1, false},
 	{"embedded store, pairs on Session streams, to the echo stream", rate(nameSessions, nameEchoStream), 0, false},
 	{"PostgreSQL through idemd to pgx", rate(namePostgres, nameByHand), 2.5, false},
+	{"PostgreSQL through idemd to pgx, far", rate(nameFar, nameByHandFar), 0, false},
 	{"CockroachDB through idemd to pgx", rate(nameCockroach, nameByHandCRDB), 2.5, false},
 	{"replays to the echo", rate(nameReplay, nameEchoReplay), 0.8, false},
 	{"embedded store, pairs, to Redis", rate(nameEmbedded, nameRedis), 0, false},
@@ -234,11 +237,15 @@ func (l *lab) databases(ctx context.Context) ([]*candidate, error) {
 		{"PostgreSQL", namePostgres, nameByHand, l.postgres},
 		{"CockroachDB", nameCockroach, nameByHandCRDB, l.cockroachDB},
 	} {
-		if !l.only.has(engine.through, engine.byHand) {
+		measured := []string{engine.through, engine.byHand}
+		if engine.name == "PostgreSQL" {
+			measured = append(measured, nameFar, nameByHandFar)
+		}
+		if !l.only.has(measured...) {
 			continue
 		}
 		before := children()
-		urls, err := engine.start(ctx, 2)
+		urls, err := engine.start(ctx, len(measured))
 		if errors.Is(err, errMissing) {
 			fmt.Fprintln(os.Stderr, "left out:", err)
 			continue
@@ -252,21 +259,14 @@ func (l *lab) databases(ctx context.Context) ([]*candidate, error) {
 				database = append(database, server{engine.name, pid})
 			}
 		}
-		d, err := l.startDaemon(ctx, urls[0])
-		if err != nil {
-			return nil, err
+		for i := 0; i < len(measured); i += 2 {
+			far := i > 0
+			both, err := l.onDatabase(ctx, [2]string(measured[i:]), [2]string(urls[i:]), database, far)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, both...)
 		}
-		conns, err := l.dial(d.addr, l.connections)
-		if err != nil {
-			return nil, err
-		}
-		byHand, err := l.handWritten(ctx, urls[1])
-		if err != nil {
-			return nil, err
-		}
-		out = append(out,
-			&candidate{engine.through, "Begin, Complete, synced", unitPairs, l.workers, pairs(ledgerClients(conns), tenant, l.bodyBytes), append(d.as("idemd"), database...)},
-			&candidate{engine.byHand, fmt.Sprintf("INSERT, UPDATE from the caller, %d connections, synced", l.pool), unitPairs, l.workers, byHand, database})
 	}
 	if !l.only.has(nameRedis) {
 		return out, nil
@@ -282,3 +282,43 @@ func (l *lab) databases(ctx context.Context) ([]*candidate, error) {
 	}
 	return out, nil
 }
+
+// onDatabase are the daemon and the hand-written table, each with an empty database on the same server. Far: with a distance before it, and more callers.
+func (l *lab) onDatabase(ctx context.Context, names, urls [2]string, database []server, far bool) ([]*candidate, error) {
+	workers, where := l.workers, ""
+	distances := [2][]server{}
+	if far {
+		workers, where = farCallers*l.workers, fmt.Sprintf("; %d callers, and %v each way to the database", farCallers*l.workers, l.distance)
+		for i := range urls {
+			var err error
+			if urls[i], distances[i], err = l.away(ctx, urls[i]); err != nil {
+				return nil, err
+			}
+		}
+	}
+	d, err := l.startDaemon(ctx, urls[0])
+	if err != nil {
+		return nil, err
+	}
+	conns, err := l.dial(d.addr, l.connections)
+	if err != nil {
+		return nil, err
+	}
+	byHand, err := l.handWritten(ctx, urls[1])
+	if err != nil {
+		return nil, err
+	}
+	return []*candidate{
+		{
+			names[0], "Begin, Complete, synced" + where, unitPairs, workers, pairs(ledgerClients(conns), tenant, l.bodyBytes),
+			slices.Concat(d.as("idemd"), database, distances[0]),
+		},
+		{
+			names[1], fmt.Sprintf("INSERT, UPDATE from the caller, %d connections, synced%s", l.pool, where), unitPairs, workers, byHand,
+			slices.Concat(database, distances[1]),
+		},
+	}, nil
+}
+
+// farCallers is how many times as many callers there are where the database is far: each of them waits longer.
+const farCallers = 4

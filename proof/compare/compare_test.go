@@ -2,8 +2,10 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -214,6 +216,46 @@ func TestProcessorTimeIsCounted(t *testing.T) {
 	}
 	_ = input.Close()
 	_ = shell.Wait()
+}
+
+// TestADistanceTakesItsTime each way, and changes nothing.
+func TestADistanceTakesItsTime(t *testing.T) {
+	t.Parallel()
+	database, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = database.Close() })
+	go func() {
+		for {
+			conn, err := database.Accept()
+			if err != nil {
+				return
+			}
+			go func() { _, _ = io.Copy(conn, conn) }() // says what it hears
+		}
+	}()
+	l := &lab{config: &config{distance: 20 * time.Millisecond}, dir: t.TempDir()}
+	t.Cleanup(l.close)
+	l.self, _ = programs(t)
+	far, servers, err := l.away(t.Context(), "postgres://"+database.Addr().String()+"/db?sslmode=prefer")
+	if err != nil || len(servers) != 1 || !strings.HasSuffix(far, "/db?sslmode=disable") {
+		t.Fatalf("%q, %v, %v", far, servers, err)
+	}
+	conn, err := new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimSuffix(strings.TrimPrefix(far, "postgres://"), "/db?sslmode=disable"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	said, began := randomBytes(100_000), time.Now()
+	go func() { _, _ = conn.Write(said) }()
+	heard := make([]byte, len(said))
+	if _, err := io.ReadFull(conn, heard); err != nil || !bytes.Equal(heard, said) {
+		t.Errorf("something else was heard: %v", err)
+	}
+	if took := time.Since(began); took < 2*l.distance {
+		t.Errorf("there and back took %v, a way takes %v", took, l.distance)
+	}
+	_ = conn.Close()
 }
 
 // TestProcessorTimeIsToldByWhose it is.

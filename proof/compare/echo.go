@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"strings"
 	"sync"
 
@@ -76,11 +75,7 @@ func serveEcho(ctx context.Context) error {
 }
 
 func (l *lab) startEcho(ctx context.Context) (*child, []*grpc.ClientConn, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, nil, err
-	}
-	c, err := l.start(self, "-do", doEcho)
+	c, err := l.start(l.self, "-do", doEcho)
 	if err != nil {
 		return nil, nil, err
 	}

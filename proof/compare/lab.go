@@ -25,12 +25,16 @@ import (
 type lab struct {
 	*config
 	dir     string
+	self    string // this program
 	closers []func()
 }
 
 func newLab(ctx context.Context, c *config) (*lab, error) {
 	l := &lab{config: c}
 	var err error
+	if l.self, err = os.Executable(); err != nil {
+		return nil, err
+	}
 	if l.dir, err = os.MkdirTemp(c.dir, "idemd-compare-"); err != nil {
 		return nil, err
 	}

@@ -31,6 +31,9 @@ type config struct {
 	idemd       string
 	cockroach   string
 	only        selection
+	distance    time.Duration
+	network     string
+	address     string
 
 	entries    int64
 	tombstones int64
@@ -42,7 +45,9 @@ const (
 	doCompare = "compare"
 	doGrowth  = "growth"
 	doSweep   = "sweep"
-	doEcho    = "echo" // the bare server, in a process of its own
+	// In processes of their own:
+	doEcho     = "echo"     // the bare server
+	doDistance = "distance" // a long way to a database
 )
 
 func (c *config) register() {
@@ -56,6 +61,9 @@ func (c *config) register() {
 	flag.StringVar(&c.dir, "dir", "", "folder for the data, on the disk that is to be measured; default: the system's for temporary files, where PostgreSQL's and CockroachDB's always are")
 	flag.StringVar(&c.idemd, "idemd", "", "the program to measure; default: built from this source")
 	flag.StringVar(&c.cockroach, "cockroach", os.Getenv("COCKROACH_BINARY"), "a CockroachDB program, to be measured too")
+	flag.DurationVar(&c.distance, "distance", 5*time.Millisecond, "how long everything takes each way between a far PostgreSQL and those who call it")
+	flag.StringVar(&c.network, "network", "", "-do distance: network of the database, tcp or unix")
+	flag.StringVar(&c.address, "address", "", "-do distance: address of the database")
 	flag.Var(&c.only, "only", "compare: measure this candidate, or all whose names begin so; may be given several times. Ratios need both their parts")
 	flag.Int64Var(&c.entries, "entries", 0, "growth: entries in the ledger, default 5,000,000; sweep: entries to be swept, default 1,000,000")
 	flag.Int64Var(&c.tombstones, "tombstones", 200_000, "growth: how many tombstones are weighed")
@@ -92,8 +100,11 @@ func main() {
 }
 
 func (c *config) run(ctx context.Context) error {
-	if c.do == doEcho {
+	switch c.do {
+	case doEcho:
 		return serveEcho(ctx)
+	case doDistance:
+		return serveDistance(ctx, c.network, c.address, c.distance)
 	}
 	lab, err := newLab(ctx, c)
 	if err != nil {

@@ -22,14 +22,14 @@ import (
 	"github.com/idemd/idemd/ledger"
 )
 
-// RequestIDHeader carries the id by which a call is found in the log: the caller's if it sent one, else a fresh one. It goes back with the
-// answer.
+// RequestIDHeader carries the id by which a call is found in the log: the caller's if it sent one, else a fresh one. It goes back with the answer; a call that left nothing to be
+// found, as one that went well does unless the log is of level debug, is given none.
 const RequestIDHeader = "x-request-id"
 
 // call is the context of a call under way, with what is known of it. The interceptors fill it in as they learn it; one goroutine at a time.
 type call struct {
-	context.Context //nolint:containedctx // it is one itself
-	requestID       string
+	context.Context        //nolint:containedctx // it is one itself
+	requestID       string // "" until somebody asks for it, see id
 	principal       Principal
 	// request is set once it was read.
 	request any
@@ -55,23 +55,33 @@ func callOf(ctx context.Context) *call {
 	return &call{Context: ctx}
 }
 
-// withCall names the call in the log. Where ctx is not its call yet, as in a stream and in a call on a session, one is put around it; own is true where it is.
+// withCall is the call whose context ctx is. Where it is not its call's yet, as in a stream and in a call on a session, one is put around it; own is true where it is.
 func withCall(ctx context.Context) (c *call, own bool) {
-	if c, own = ctx.(*call); !own {
-		c = &call{Context: ctx}
+	if c, own = ctx.(*call); own {
+		return c, own
 	}
-	c.requestID = requestID(ctx)
-	return c, own
+	return &call{Context: ctx}, false
 }
 
-func requestID(ctx context.Context) string {
-	if id, ok := ctx.Value(callIDKey{}).(callID); ok {
-		return id.String()
+// id names the call in the log, and to its caller.
+func (c *call) id() string {
+	if c.requestID != "" {
+		return c.requestID
 	}
+	if id, ok := c.Value(callIDKey{}).(callID); ok {
+		c.requestID = id.String()
+	} else if c.requestID = sentRequestID(c); c.requestID == "" {
+		c.requestID = newRequestID()
+	}
+	return c.requestID
+}
+
+// sentRequestID is the id that the caller sent, "" for none.
+func sentRequestID(ctx context.Context) string {
 	if sent := metadata.ValueFromIncomingContext(ctx, RequestIDHeader); len(sent) == 1 && isRequestID(sent[0]) {
 		return sent[0]
 	}
-	return newRequestID()
+	return ""
 }
 
 // newRequestID is a random UUID. It names a line in a log, so it need not be hard to guess.
@@ -98,19 +108,22 @@ func isRequestID(id string) bool {
 
 func (s *Server) logUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	c, own := withCall(ctx)
-	if own { // else it is on a session, whose header went when it was opened
-		// An error means that the header has gone already, which costs nothing but the echo.
-		_ = grpc.SetHeader(c, metadata.MD{RequestIDHeader: {c.requestID}})
+	if own {
+		c.requestID = sentRequestID(c)
 	}
 	began := time.Now()
 	resp, err := handler(c, req)
 	s.logCall(c, info.FullMethod, time.Since(began), err)
+	if own && c.requestID != "" { // a session's header went when it was opened
+		// An error means that the header has gone already, which costs nothing but the echo.
+		_ = grpc.SetHeader(c, metadata.MD{RequestIDHeader: {c.requestID}})
+	}
 	return resp, err
 }
 
 func (s *Server) logStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	c, _ := withCall(stream.Context())
-	_ = stream.SetHeader(metadata.MD{RequestIDHeader: {c.requestID}})
+	_ = stream.SetHeader(metadata.MD{RequestIDHeader: {c.id()}})
 	began := time.Now()
 	err := handler(srv, &streamWith{ServerStream: stream, ctx: c})
 	s.logCall(c, info.FullMethod, time.Since(began), err)
@@ -152,7 +165,7 @@ func (s *Server) logCall(c *call, method string, took time.Duration, err error) 
 	}
 	ref, hash := s.refOfCall(c)
 	if span.IsRecording() {
-		span.SetAttributes(attribute.String("idem.request_id", c.requestID))
+		span.SetAttributes(attribute.String("idem.request_id", c.id()))
 		if hash != "" {
 			span.SetAttributes(attribute.String("idem.operation", ref.Operation), attribute.String("idem.ref_hash", hash))
 		}
@@ -162,7 +175,7 @@ func (s *Server) logCall(c *call, method string, took time.Duration, err error) 
 	}
 	attrs := []slog.Attr{
 		slog.String("rpc", path.Base(method)), slog.String("code", code.String()), slog.Duration("took", took),
-		slog.String("request_id", c.requestID), slog.String("principal", c.principal.Name),
+		slog.String("request_id", c.id()), slog.String("principal", c.principal.Name),
 	}
 	if hash != "" {
 		attrs = append(attrs, slog.String("tenant", ref.Tenant), slog.String("operation", ref.Operation), slog.String("ref", hash))

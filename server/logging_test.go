@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -204,6 +205,28 @@ func TestRequestIDs(t *testing.T) {
 		if id := calls[len(calls)-1]["request_id"]; id != got[0] {
 			t.Errorf("logged as %v, answered as %q", id, got[0])
 		}
+	}
+}
+
+// A call that leaves no line in the log has no id to be found by, unless its caller made one; one that does has.
+func TestRequestIDsAreForLinesInTheLog(t *testing.T) {
+	t.Parallel()
+	var log logBuffer
+	r := newRig(t, servertest.Options{Logger: log.logger(slog.LevelInfo)})
+	begin := func(ctx context.Context, request *idemv1.BeginRequest) []string {
+		var header metadata.MD
+		_, _ = r.Begin(ctx, request, grpc.Header(&header))
+		return header.Get("x-request-id")
+	}
+	if id := begin(r.ctx, beginRequest("k")); len(id) != 0 {
+		t.Errorf("a call that went well, and is not logged, was given the id %q", id)
+	}
+	if id := begin(metadata.AppendToOutgoingContext(r.ctx, "x-request-id", "mine"), beginRequest("k")); !slices.Equal(id, []string{"mine"}) {
+		t.Errorf("the caller's own id came back as %q", id)
+	}
+	id := begin(r.ctx, &idemv1.BeginRequest{})
+	if calls := log.lines(t, "Begin"); len(calls) != 1 || len(id) != 1 || calls[0]["request_id"] != id[0] {
+		t.Errorf("a call that was refused was given the id %q, and logged as %v", id, calls)
 	}
 }
 

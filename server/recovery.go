@@ -38,6 +38,6 @@ func (s *Server) panicked(ctx context.Context, method string, value any) error {
 	if err, ok := value.(runtime.Error); ok {
 		cause = fmt.Errorf("panic: %w", err)
 	}
-	s.log.ErrorContext(ctx, "panic", "rpc", method, "request_id", callOf(ctx).requestID, "error", cause, "stack", string(debug.Stack()))
+	s.log.ErrorContext(ctx, "panic", "rpc", method, "request_id", callOf(ctx).id(), "error", cause, "stack", string(debug.Stack()))
 	return internal(cause)
 }

@@ -103,7 +103,7 @@ func (s *ledgerService) Session(stream grpc.BidiStreamingServer[idemv1.SessionRe
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	one := &session{
-		sessions: s.sessions, stream: stream, ctx: ctx, requestID: callOf(ctx).requestID,
+		sessions: s.sessions, stream: stream, ctx: ctx, requestID: callOf(ctx).id(),
 		calls: map[uint64]context.CancelFunc{}, jobs: make(chan sessionJob), room: make(chan struct{}, 1), wake: make(chan struct{}, 1),
 	}
 	err := one.stop(one.serve())

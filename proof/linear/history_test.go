@@ -34,8 +34,8 @@ const never = math.MaxInt64 / 2
 
 func (h *history) now() int64 { return int64(time.Since(h.start)) }
 
-// add takes in one call. Each of its writes that had an unknown outcome may have an effect of its own, as if the caller had sent the call once more
-// and lost the reply.
+// add takes in one call. Each further time that it was sent, and each of its writes that had an unknown outcome, may have an effect of its own, as if the
+// caller had sent the call once more and lost the reply.
 func (h *history) add(client int, key string, c call, t told, called int64) {
 	op := porcupine.Operation{ClientId: client, Input: c, Output: t, Call: called, Return: h.now()}
 	h.mu.Lock()
@@ -43,22 +43,24 @@ func (h *history) add(client int, key string, c call, t told, called int64) {
 	if t.what == nothingDone || t.what == nobodyKnows {
 		h.unanswered++
 	}
-	if t.what == nothingDone {
-		return
-	}
-	if t.what == nobodyKnows {
+	extra := t.resent
+	switch t.what {
+	case nothingDone: // by the last try
+	case nobodyKnows:
 		op.Return = never
-		if c.kind == lookup {
-			return // it says nothing and does nothing
+		extra += max(t.unsure-1, 0) // the call itself stands for one
+		if c.kind != lookup {
+			h.ops[key] = append(h.ops[key], op)
 		}
+	default:
+		extra += t.unsure
+		h.ops[key] = append(h.ops[key], op)
 	}
 	if c.kind == resolve || c.kind == erase {
 		totals.operators.Add(1)
 	}
-	h.ops[key] = append(h.ops[key], op)
-	extra := t.unsure
-	if t.what == nobodyKnows {
-		extra-- // the call itself stands for one
+	if c.kind == lookup {
+		return // one without an answer says nothing and does nothing
 	}
 	// Of a report too: one that came late was kept as evidence by the first try, and the second may be told of what an operator did in between.
 	for range extra {
@@ -92,7 +94,7 @@ func (h *history) takeovers() (n int) {
 }
 
 // totals counts what was checked, over all tests of the package.
-var totals struct{ histories, operations, unknown, undecided, takeovers, operators atomic.Int64 }
+var totals struct{ histories, operations, unknown, undecided, takeovers, operators, streamed atomic.Int64 }
 
 // checkLimit bounds the search for an order of one history.
 const checkLimit = 20 * time.Second

@@ -117,6 +117,8 @@ type told struct {
 	condition   string
 	// unsure is how many writes within the call had an unknown outcome. Then it cannot be said which of the call's tries the answer is of.
 	unsure int
+	// resent is how many further times the call was sent, of which nobody knows what came.
+	resent int
 	// hides: there may have been such writes, and none of them happened. Then what another call of the same meaning did can be taken for this one's.
 	hides bool
 	token string

@@ -34,13 +34,14 @@ func killing(t testing.TB, processes ...*daemons.Process) func(context.Context, 
 	}
 }
 
-// TestTheDaemonOnTheEmbeddedStoreIsKilled: kill -9 at random moments of real work, start again, on one directory.
+// TestTheDaemonOnTheEmbeddedStoreIsKilled: kill -9 at random moments of real work, start again, on one directory. Its callers use streams, too, and what is
+// sent is lost now and then beside that.
 func TestTheDaemonOnTheEmbeddedStoreIsKilled(t *testing.T) {
 	t.Parallel()
 	p := programs.real.Start(t, nil, "--data-dir", t.TempDir())
 	seeds(t, 3, func(seed uint64) {
 		play{
-			daemons: []daemon{clientOf(p)}, keys: 8, clients: 12, steps: 25, limit: int8(ledger.DefaultMaxAttempts),
+			daemons: byEveryWay(t, wireTo(p.Conn(), seed)), keys: 8, clients: 12, steps: 25, limit: int8(ledger.DefaultMaxAttempts),
 			weather: killing(t, p),
 		}.run(t, seed)
 	})
@@ -53,8 +54,9 @@ func TestDaemonsOnPostgreSQLAreKilled(t *testing.T) {
 	d := prepareForPrograms(t)
 	a, b := programs.real.Start(t, nil, "--store", d.urls[0]), programs.real.Start(t, nil, "--store", d.urls[0])
 	seeds(t, 1, func(seed uint64) {
+		daemons := append(byEveryWay(t, wireTo(a.Conn(), seed)), byEveryWay(t, wireTo(b.Conn(), seed+1))...)
 		h := play{
-			daemons: []daemon{clientOf(a), clientOf(b)}, keys: 8, clients: 12, steps: 25, limit: int8(ledger.DefaultMaxAttempts), deadlines: true,
+			daemons: daemons, keys: 12, clients: 12, steps: 25, limit: int8(ledger.DefaultMaxAttempts), deadlines: true,
 			lapse: d.lapse, weather: killing(t, a, b),
 		}.run(t, seed)
 		if h.takeovers() == 0 {

@@ -32,8 +32,16 @@ func answered(t told, err error) told {
 	}
 	for _, detail := range status.Convert(err).Details() {
 		info, ok := detail.(*errdetails.ErrorInfo)
-		if ok && info.GetReason() != "STORE_UNAVAILABLE" && info.GetReason() != "INTERNAL" {
-			t.what = info.GetReason()
+		if !ok {
+			continue
+		}
+		switch reason := info.GetReason(); reason {
+		case "STORE_UNAVAILABLE", "INTERNAL":
+		case "DRAINING": // of one call, not of a whole stream: the daemon did not take it on
+			t.what = nothingDone
+			return t
+		default:
+			t.what = reason
 			return t
 		}
 	}

@@ -13,6 +13,7 @@ var (
 	reference = []string{"./ledger/storetest"}
 	client    = []string{"./clientlib"}
 	serving   = []string{"./server"}
+	streams   = []string{"-run", "TestCallsOnStreams", "./proof/linear"}
 	// Those of the service's own transaction, on PostgreSQL.
 	inOneTransaction = []string{"-run", "TestC11|TestC76|TestAReceipt|TestEachAttempt|TestAFinalFailure|TestAnAttemptThatWakesUp", "./clientlib/sqlidem"}
 	consumer         = []string{"./clientlib/sqlidem/inbox"}
@@ -253,6 +254,21 @@ var otherMutants = []mutant{
 	{
 		name: "another tenant's entries are anybody's", file: "server/identity.go", suites: [][]string{serving},
 		old: "if p.AnyTenant || tenant == p.Tenant {", new: "if p.AnyTenant || tenant != \"\" {",
+	},
+	{
+		name: "two answers of a session are swapped", file: "server/session.go", suites: [][]string{streams},
+		old: "	clear(s.ended[:taken]) // lets go of what is sent\n",
+		new: "	clear(s.ended[:taken])\n	if r := message.GetResults(); len(r) > 1 {\n		r[0].Id, r[1].Id = r[1].Id, r[0].Id\n	}\n",
+	},
+	{
+		name: "a cancelled call's write is told as not done", file: "server/session.go", suites: [][]string{streams},
+		old: "	response, err := to.handle(ctx, request)\n",
+		new: "	response, err := to.handle(ctx, request)\n	if ctx.Err() != nil {\n		err = onWire(errSessionDrains)\n	}\n",
+	},
+	{
+		name: "what a stream lost is sent again as another attempt", file: "clientlib/session.go", suites: [][]string{streams},
+		old: "	return l.LedgerServiceClient.Begin(ctx, request, options...)\n",
+		new: "	request.AttemptId = request.GetAttemptId()[:35] + \"0\"\n	return l.LedgerServiceClient.Begin(ctx, request, options...)\n",
 	},
 	{
 		name: "a guard runs although the ledger is away", file: "clientlib/do.go", suites: [][]string{worlds},

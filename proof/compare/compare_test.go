@@ -151,7 +151,7 @@ func TestOnlySelects(t *testing.T) {
 		{nil, names},
 		{[]string{"echo"}, []string{nameEcho}}, // a whole name is that one
 		{[]string{"echo ", nameRedis}, []string{nameEchoStream, nameRedis, nameEchoReplay}},
-		{[]string{"idemd, P", "pgx, P"}, []string{namePostgres, nameByHand}},
+		{[]string{"idemd, P", "pgx, P"}, []string{namePostgres, nameByHand, nameFar, nameByHandFar}},
 	} {
 		var s selection
 		for _, wanted := range c.only {

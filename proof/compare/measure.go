@@ -59,7 +59,7 @@ const settle = 300 * time.Millisecond
 func (c *candidate) measure(ctx context.Context, length time.Duration) (run, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var measured, over atomic.Bool
+	var measured, some, over atomic.Bool
 	lengths := make([]*hdrhistogram.Histogram, c.workers)
 	var workers sync.WaitGroup
 	for w := range c.workers {
@@ -73,6 +73,7 @@ func (c *candidate) measure(ctx context.Context, length time.Duration) (run, err
 					return
 				}
 				if measured.Load() && !over.Load() {
+					some.Store(true)
 					_ = h.RecordValue(max(time.Since(begun).Microseconds(), 1))
 				}
 			}
@@ -82,6 +83,9 @@ func (c *candidate) measure(ctx context.Context, length time.Duration) (run, err
 	begun, callersCPU, serversCPU := time.Now(), processorTime(os.Getpid()), c.serversTime()
 	measured.Store(true)
 	wait(ctx, length)
+	for !some.Load() && ctx.Err() == nil && time.Since(begun) < patience {
+		wait(ctx, settle) // on a machine that does a lot else a short time may be too short for one
+	}
 	over.Store(true)
 	took := time.Since(begun)
 	callersCPU = processorTime(os.Getpid()) - callersCPU

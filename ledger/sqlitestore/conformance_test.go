@@ -70,7 +70,7 @@ func remains(tb testing.TB, s *Store) string {
 func residue(tb testing.TB, s *Store) int {
 	tb.Helper()
 	total := 0
-	for _, table := range []string{"entry", "answer", "history"} {
+	for _, table := range []string{"entry", "answer", "history", "name WHERE id NOT IN (SELECT name FROM entry)"} {
 		err := s.read(tb.Context(), "count", func(c *connection) error {
 			n, err := c.number(tb.Context(), "SELECT count(*) FROM "+table)
 			total += int(n)

@@ -118,6 +118,16 @@ func (c *connection) query(ctx context.Context, sql string, args []driver.Value,
 	}
 }
 
+// snapshot runs do so that all its statements read the database as it stands at the first of them.
+func (c *connection) snapshot(do func() error) error {
+	if _, err := c.exec("BEGIN"); err != nil {
+		return err
+	}
+	err := do()
+	_, end := c.exec("ROLLBACK")
+	return errors.Join(err, end)
+}
+
 // number reads one integer.
 func (c *connection) number(ctx context.Context, sql string, args ...driver.Value) (int64, error) {
 	var n int64

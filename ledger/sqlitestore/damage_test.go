@@ -395,7 +395,7 @@ func TestADatabaseOfAnotherToolIsSealedOnce(t *testing.T) {
 	for _, sql := range []string{
 		"PRAGMA writable_schema = on; CREATE TABLE kept AS SELECT * FROM sqlite_schema WHERE name = 'entry_by_scope'; " +
 			"DELETE FROM sqlite_schema WHERE name = 'entry_by_scope'",
-		"UPDATE entry SET scope_id = zeroblob(32) WHERE id = 1",
+		"UPDATE entry SET scope_head = 0 WHERE id = 1",
 		"PRAGMA writable_schema = on; INSERT INTO sqlite_schema SELECT * FROM kept",
 		"DROP TABLE kept",
 	} {

@@ -79,9 +79,14 @@
 // because a jump within it can turn answers into EXPIRED but not make the ledger forget an entry and run it again. A daemon
 // that really was off for longer is started once with [Config.AllowClockJump].
 //
-// # Size of an entry
+// # Size of an entry, and what a write costs
+//
+// Most of what a write costs is pages: each that a transaction touches goes to the log, and later to the file. So rows are narrow: what statements look
+// for and operators read are columns, the rest is one blob (details.go), tenant and operation are one number (table name), and the indexes hold numbers only. A
+// row's due time changes with every settlement, so that index is ordered by time and takes a batch's rows on one page or two, and not on one for each shard; a
+// page of one shard steps over the other shards' rows in the index.
 //
 // Answers and histories of more than 512 bytes stand in tables of their own, so that the rows that every statement walks stay small. With names of
-// an ordinary length (tenant, operation, key, holder and principal of 100 bytes in all), a settled entry with a 200-byte answer takes about 725 bytes of
-// disk in all and a closed one 440. See BenchmarkPair and BenchmarkTombstone.
+// an ordinary length (tenant, operation, key, holder and principal of 100 bytes in all), a settled entry with a 200-byte answer takes about 595 bytes of
+// disk in all and a closed one 330. See BenchmarkPair and BenchmarkTombstone.
 package sqlitestore

@@ -12,14 +12,13 @@ import (
 
 const (
 	// A blob that stands in its row has no row of its own, so the join looks for NULL there, which costs nothing.
-	entryBlobs = `, e.answer, a.bytes, e.history, h.bytes FROM entry e
-		LEFT JOIN answer a ON a.entry = iif(length(e.answer) = 0, e.id, NULL)
+	blobColumns = `, e.answer, a.bytes, e.history, h.bytes`
+	withBlobs   = ` LEFT JOIN answer a ON a.entry = iif(length(e.answer) = 0, e.id, NULL)
 		LEFT JOIN history h ON h.entry = iif(length(e.history) = 0, e.id, NULL)`
 
-	selectEntry    = `SELECT ` + entryColumns + entryBlobs + ` WHERE scope_id = ?`
-	selectPage     = `SELECT ` + entryColumns + entryBlobs
-	selectLeanPage = `SELECT ` + entryColumns + ` FROM entry`
-	selectVersion  = `PRAGMA user_version`
+	selectEntry = `SELECT ` + readColumns + blobColumns + ` FROM entry e CROSS JOIN name n ON n.id = e.name` + withBlobs +
+		` WHERE e.scope_head = ? AND e.scope_tail = ?`
+	selectVersion = `PRAGMA user_version`
 )
 
 // read runs do on a connection that only reads. Readers never wait for the writer nor it for them (WAL); they see what was committed
@@ -63,11 +62,12 @@ func (s *Store) Get(ctx context.Context, scope ledger.ScopeID) (ledger.Reading, 
 	epoch := s.memory.before()
 	err := s.read(ctx, "get", func(c *connection) error {
 		// Not interruptible: it is one row, and watching a context costs as much as reading it.
-		return c.query(context.Background(), selectEntry, []driver.Value{scope[:]}, func(row []driver.Value) (err error) {
+		head, tail := scopeKey(&scope)
+		return c.query(context.Background(), selectEntry, []driver.Value{head, tail}, func(row []driver.Value) (err error) {
 			if e, err = scanWhole(row); err != nil {
 				return err
 			}
-			if size = s.memory.sizeOf(e, row[entryColumnCount:]...); size > 0 {
+			if size = s.memory.sizeOf(e, row[readColumnCount:]...); size > 0 {
 				kept, err = scanWhole(row) // of its own: the caller owns the other
 			}
 			return err
@@ -100,7 +100,7 @@ func (s *Store) Recall(scope ledger.ScopeID) (ledger.Reading, bool) {
 func scanWhole(row []driver.Value) (*ledger.Entry, error) {
 	e, err := scanEntry(row)
 	if err == nil {
-		err = scanBlobs(e, row[entryColumnCount:])
+		err = scanBlobs(e, row[readColumnCount:])
 	}
 	return e, err
 }
@@ -114,21 +114,30 @@ func (s *Store) Page(ctx context.Context, q ledger.PageQuery) (ledger.Page, erro
 		return ledger.Page{}, unavailable("page", fmt.Errorf("no order %d", q.Order))
 	}
 	now := s.clock.now()
-	sql, args := pageStatement(q, now)
 	page := ledger.Page{Now: now, Next: q.After}
+	scan := scanWhole
+	if q.Lean {
+		scan = scanEntry
+	}
 	err := s.read(ctx, "page", func(c *connection) error {
-		return c.query(ctx, sql, args, func(row []driver.Value) error {
-			if len(page.Entries) == q.Limit {
-				page.More = true
-				return nil
+		return c.snapshot(func() error {
+			for _, part := range pageStatements(q, now) {
+				// One row more than the page takes, to know whether there is one.
+				args := append(part.args, int64(q.Limit+1-len(page.Entries)))
+				err := c.query(ctx, part.sql, args, func(row []driver.Value) error {
+					if len(page.Entries) == q.Limit {
+						page.More = true
+						return nil
+					}
+					e, err := scan(row)
+					page.Entries = append(page.Entries, e)
+					return err
+				})
+				if err != nil || page.More {
+					return err
+				}
 			}
-			scan := scanWhole
-			if q.Lean {
-				scan = scanEntry
-			}
-			e, err := scan(row)
-			page.Entries = append(page.Entries, e)
-			return err
+			return nil
 		})
 	})
 	if err != nil {
@@ -141,65 +150,97 @@ func (s *Store) Page(ctx context.Context, q ledger.PageQuery) (ledger.Page, erro
 	return page, nil
 }
 
-// pageStatement is the statement of a page and its arguments. It asks for one row more than the page takes, to know whether there is one.
-func pageStatement(q ledger.PageQuery, now ledger.Time) (string, []driver.Value) {
-	var where []string
-	var args []driver.Value
-	condition := func(sql string, values ...driver.Value) {
-		where, args = append(where, sql), append(args, values...)
-	}
-	order := "tenant, operation, scope_head, scope_id"
+// statementOf is a statement and its arguments.
+type statementOf struct {
+	sql  string
+	args []driver.Value
+}
+
+// pageStatements are the statements that list a page one after the other. Each takes one more argument: how many rows at the most.
+//
+// The joins are crossed, which is SQLite's way to be told the order of its loops, so that an index gives the rows in their order and a page reads no more
+// than it lists. For the same reason a page by scope that goes on behind a row is two: what is left under that row's name, and all later names.
+func pageStatements(q ledger.PageQuery, now ledger.Time) []statementOf {
 	if q.Order == ledger.ByDue {
-		order = "shard, due_at, scope_id"
 		until := q.DueUntil
 		if until == 0 {
 			until = now
 		}
-		condition("shard = ?", int64(q.Shard))
-		condition("due_at <= ?", int64(until))
+		p := newPage(q, `entry e INDEXED BY entry_by_due CROSS JOIN name n ON n.id = e.name`)
+		p.where("e.due_at <= ? AND e.shard = ?", int64(until), int64(q.Shard))
 		if q.After != (ledger.Cursor{}) {
-			condition("(due_at, scope_id) > (?, ?)", int64(q.After.DueAt), q.After.Scope[:])
+			head, tail := scopeKey(&q.After.Scope)
+			p.where("(e.due_at, e.scope_head, e.scope_tail) > (?, ?, ?)", int64(q.After.DueAt), head, tail)
 		}
-	} else {
-		scopeConditions(q, condition)
+		return []statementOf{p.statement("e.due_at, e.scope_head, e.scope_tail")}
 	}
-	sql := selectPage
-	if q.Lean {
-		sql = selectLeanPage
+	var list []statementOf
+	goOn := q.After != (ledger.Cursor{}) && (q.Tenant == "" || q.Tenant == q.After.Tenant) && (q.Operation == "" || q.Operation == q.After.Operation)
+	if goOn {
+		p := newScopePage(q)
+		head, tail := scopeKey(&q.After.Scope)
+		p.where("n.tenant = ? AND n.operation = ?", q.After.Tenant, q.After.Operation)
+		p.where("(e.scope_head, e.scope_tail) > (?, ?)", head, tail)
+		list = append(list, p.statement(byScope))
 	}
-	if len(where) > 0 {
-		sql += " WHERE " + strings.Join(where, " AND ")
+	if goOn && q.Operation != "" {
+		return list
 	}
-	return sql + " ORDER BY " + order + " LIMIT ?", append(args, int64(q.Limit+1))
+	p := newScopePage(q)
+	if q.Tenant != "" {
+		p.where("n.tenant = ?", q.Tenant)
+	}
+	if q.Operation != "" {
+		p.where("n.operation = ?", q.Operation)
+	}
+	switch {
+	case goOn && q.Tenant != "":
+		p.where("n.operation > ?", q.After.Operation)
+	case q.After != (ledger.Cursor{}):
+		p.where("(n.tenant, n.operation) > (?, ?)", q.After.Tenant, q.After.Operation)
+	}
+	return append(list, p.statement(byScope))
 }
 
-func scopeConditions(q ledger.PageQuery, condition func(string, ...driver.Value)) {
-	after := q.After != (ledger.Cursor{})
-	switch {
-	case q.Tenant == "":
-		if after {
-			condition("(tenant, operation, scope_head, scope_id) > (?, ?, ?, ?)",
-				q.After.Tenant, q.After.Operation, q.After.Scope[:8], q.After.Scope[:])
-		}
-	case q.Operation == "":
-		condition("tenant = ?", q.Tenant)
-		if after {
-			condition("(operation, scope_head, scope_id) > (?, ?, ?)", q.After.Operation, q.After.Scope[:8], q.After.Scope[:])
-		}
-	default:
-		condition("tenant = ? AND operation = ?", q.Tenant, q.Operation)
-		if after {
-			condition("(scope_head, scope_id) > (?, ?)", q.After.Scope[:8], q.After.Scope[:])
-		}
-	}
+const byScope = "n.tenant, n.operation, e.scope_head, e.scope_tail"
+
+func newScopePage(q ledger.PageQuery) *pageStatement {
+	p := newPage(q, `name n CROSS JOIN entry e INDEXED BY entry_by_name ON e.name = n.id`)
 	if len(q.States) > 0 {
 		states := make([]driver.Value, len(q.States))
 		for i, state := range q.States {
 			states[i] = int64(state)
 		}
-		condition("closed = 0 AND state IN (?"+strings.Repeat(", ?", len(states)-1)+")", states...)
+		p.where("e.closed = 0 AND e.state IN (?"+strings.Repeat(", ?", len(states)-1)+")", states...)
 	}
 	if q.CreatedUntil != 0 {
-		condition("incarnation <= ?", int64(q.CreatedUntil))
+		p.where("e.incarnation <= ?", int64(q.CreatedUntil))
 	}
+	return p
+}
+
+// pageStatement is a statement in the making.
+type pageStatement struct {
+	from       string
+	conditions []string
+	args       []driver.Value
+}
+
+func newPage(q ledger.PageQuery, tables string) *pageStatement {
+	if q.Lean {
+		return &pageStatement{from: `SELECT ` + readColumns + ` FROM ` + tables}
+	}
+	return &pageStatement{from: `SELECT ` + readColumns + blobColumns + ` FROM ` + tables + withBlobs}
+}
+
+func (p *pageStatement) where(sql string, args ...driver.Value) {
+	p.conditions, p.args = append(p.conditions, sql), append(p.args, args...)
+}
+
+func (p *pageStatement) statement(order string) statementOf {
+	sql := p.from
+	if len(p.conditions) > 0 {
+		sql += " WHERE " + strings.Join(p.conditions, " AND ")
+	}
+	return statementOf{sql: sql + " ORDER BY " + order + " LIMIT ?", args: p.args}
 }

@@ -51,14 +51,25 @@ func migrate(ctx context.Context, c *connection, path string) error {
 		return err
 	}
 	for ; version < len(list); version++ {
-		script := fmt.Sprintf("BEGIN IMMEDIATE; %s; PRAGMA application_id = %d; PRAGMA user_version = %d; COMMIT",
-			list[version], applicationID, version+1)
-		if err := c.script(ctx, script); err != nil {
+		if err := step(ctx, c, list[version], version+1); err != nil {
 			_ = c.script(ctx, "ROLLBACK")
 			return onDisk(fmt.Sprintf("cannot bring from schema %d to %d:", version, version+1), path, err)
 		}
 	}
 	return nil
+}
+
+// step does one migration in one transaction.
+func step(ctx context.Context, c *connection, script string, to int) error {
+	if err := c.script(ctx, "BEGIN IMMEDIATE; "+script); err != nil {
+		return err
+	}
+	if convert := conversions[to]; convert != nil {
+		if err := convert(ctx, c); err != nil {
+			return err
+		}
+	}
+	return c.script(ctx, fmt.Sprintf("PRAGMA application_id = %d; PRAGMA user_version = %d; COMMIT", applicationID, to))
 }
 
 // identify returns the schema version of the file, 0 for an empty one.

@@ -54,7 +54,6 @@ var (
 		"secure_delete = fast", // what is erased is overwritten where that costs no page more
 		fmt.Sprintf("wal_autocheckpoint = %d", autoCheckpointPages),
 		fmt.Sprintf("journal_size_limit = %d", maxLogBytes),
-		"cache_spill = off", // a transaction is written once, when it commits: see readFrame
 	}
 )
 
@@ -119,8 +118,9 @@ func (s *Store) open(ctx context.Context, dir string, on machine) error {
 	// fdatasync makes a commit as durable as fsync does and saves the file's timestamps their own turn through the file system's journal.
 	// The switch is the process's: nothing else in a daemon uses SQLite. Where there is no fdatasync, fsync it stays.
 	_, _ = sqlite.Fdatasync(true)
-	s.writer = &writer{queue: s.queue, logger: s.cfg.Logger, seals: s.seals, memory: s.memory}
-	if s.writer.conn, err = openConnection(ctx, path, s.vfs, "rwc", slices.Concat([]string{"page_size = 4096"}, commonPragmas)...); err != nil {
+	s.writer = &writer{queue: s.queue, logger: s.cfg.Logger, seals: s.seals, memory: s.memory, names: map[ledger.Ref]int64{}}
+	// No cache_spill: a transaction is written once, when it commits (see readFrame). That goes for a migration's, too.
+	if s.writer.conn, err = openConnection(ctx, path, s.vfs, "rwc", slices.Concat([]string{"page_size = 4096", "cache_spill = off"}, commonPragmas)...); err != nil {
 		return unreadable(path, err)
 	}
 	if s.seals.covered.Load() == 0 {

@@ -12,20 +12,17 @@ import (
 // The statements of the writer. Guards and stamps are judged in Go, by the very functions of ledger that define them: there is one writer
 // and it holds the write lock, so what it read can not have changed when it writes.
 var (
-	insertEntry = `INSERT INTO entry (` + entryColumns + `, answer, history) VALUES (` + strings.Repeat("?, ", entryColumnCount+1) + `?)
-		ON CONFLICT (scope_id) DO NOTHING`
-	updateEntry = `UPDATE entry SET (` + entryColumns + `, answer, history) = (` + strings.Repeat("?, ", entryColumnCount+1) + `?) WHERE id = ?`
-
-	selectGuarded = `SELECT ` + guardColumns + ` FROM entry WHERE scope_id = ?`
+	insertEntry = `INSERT INTO entry (` + entryColumns + `) VALUES (` + strings.Repeat("?, ", entryColumnCount-1) + `?)`
+	updateEntry = `UPDATE entry SET (` + entryColumns + `) = (` + strings.Repeat("?, ", entryColumnCount-1) + `?) WHERE id = ?`
 )
 
 const (
+	selectGuarded = `SELECT ` + guardColumns + ` FROM entry WHERE scope_head = ? AND scope_tail = ?`
+	selectThere   = `SELECT 1 FROM entry WHERE scope_head = ? AND scope_tail = ?`
+
 	// Each writes what its change of ledger.Entry sets, and nothing else: the rest of the row was not read.
-	settleEntry = `UPDATE entry SET revision = ?, state = ?, ended_after = ?, ended = ?, report = ?, due_at = ?, settled_after = ?, settled_by = ?,
-		settlement = ?, retention = ?, tombstone = ?, answer = ? WHERE id = ?`
-	giveUpEntry = `UPDATE entry SET revision = ?, state = ?, ended_after = ?, ended = ?, report = ?, due_at = ?, current = ?, doubt = ?,
-		abandoned_after = ? WHERE id = ?`
-	extendEntry = `UPDATE entry SET revision = ?, lease = ?, leased_after = ?, due_at = ? WHERE id = ?`
+	settleEntry = `UPDATE entry SET revision = ?, state = ?, due_at = ?, settled_after = ?, details = ?, answer = ? WHERE id = ?`
+	extendEntry = `UPDATE entry SET revision = ?, due_at = ?, leased_after = ?, details = ? WHERE id = ?`
 
 	putAnswer     = `INSERT INTO answer (entry, bytes) VALUES (?, ?) ON CONFLICT (entry) DO UPDATE SET bytes = excluded.bytes`
 	putHistory    = `INSERT INTO history (entry, bytes) VALUES (?, ?) ON CONFLICT (entry) DO UPDATE SET bytes = excluded.bytes`
@@ -126,8 +123,7 @@ func (w *writer) write(p *prepared, now ledger.Time) (ledger.Written, error) {
 	case p.Settle != nil:
 		err = w.settle(p, row, next)
 	default:
-		_, err = w.conn.exec(extendEntry, next.Revision, int64(next.Last.Lease), after(next, next.Last.LeaseUntil),
-			int64(next.DueAt), row.id)
+		_, err = w.conn.exec(extendEntry, next.Revision, int64(next.DueAt), after(next, next.Last.LeaseUntil), encodeDetails(next, row.details), row.id)
 	}
 	if err != nil {
 		return ledger.Written{}, err
@@ -138,24 +134,30 @@ func (w *writer) write(p *prepared, now ledger.Time) (ledger.Written, error) {
 // guarded reads what a guard looks at; nil if there is no row.
 func (w *writer) guarded(scope ledger.ScopeID) (*guarded, error) {
 	var row *guarded
-	err := w.conn.query(context.Background(), selectGuarded, []driver.Value{scope[:]}, func(v []driver.Value) error {
-		row = scanGuarded(v)
-		return nil
+	head, tail := scopeKey(&scope)
+	err := w.conn.query(context.Background(), selectGuarded, []driver.Value{head, tail}, func(v []driver.Value) (err error) {
+		row, err = scanGuarded(&scope, v)
+		return err
 	})
 	return row, err
 }
 
 func (w *writer) insert(p *prepared, now ledger.Time) (ledger.Written, error) {
+	head, tail := scopeKey(&p.Scope)
+	if there, err := w.conn.number(context.Background(), selectThere, head, tail); err != nil || there != 0 {
+		return ledger.Written{}, err
+	}
 	next, _ := p.Apply(nil, now)
-	result, err := w.conn.exec(insertEntry, entryValues(next, p.fingerprints, p.answer, p.history)...)
+	name, err := w.nameID(next.Ref)
 	if err != nil {
 		return ledger.Written{}, err
 	}
-	if n, _ := result.RowsAffected(); n == 0 {
-		return ledger.Written{}, nil
+	result, err := w.conn.exec(insertEntry, entryValues(next, name, p)...)
+	if err != nil {
+		return ledger.Written{}, err
 	}
 	id, _ := result.LastInsertId()
-	if err := w.keepApart(id, p, guarded{}); err != nil {
+	if err := w.keepApart(id, p, details{}); err != nil {
 		return ledger.Written{}, err
 	}
 	return ledger.Written{Applied: true, Stamps: ledger.StampsOf(next, now)}, nil
@@ -163,48 +165,54 @@ func (w *writer) insert(p *prepared, now ledger.Time) (ledger.Written, error) {
 
 func (w *writer) replace(p *prepared, row *guarded, next *ledger.Entry) error {
 	w.memory.forget(p.Scope)
-	values := append(entryValues(next, p.fingerprints, p.answer, p.history), row.id)
-	if _, err := w.conn.exec(updateEntry, values...); err != nil {
-		return err
-	}
-	return w.keepApart(row.id, p, *row)
-}
-
-func (w *writer) settle(p *prepared, row *guarded, e *ledger.Entry) error {
-	values := []driver.Value{
-		e.Revision, int64(e.State), after(e, e.Last.EndedAt), int64(e.Last.Ended), report(e), int64(e.DueAt),
-	}
-	if p.Settle.State == ledger.Pending {
-		_, err := w.conn.exec(giveUpEntry, append(values, flag(e.Current), flag(e.Doubt), after(e, e.AbandonedAt), row.id)...)
-		return err
-	}
-	_, err := w.conn.exec(settleEntry, append(values, after(e, e.SettledAt), int64(e.SettledBy), unlessZero(e.Settlement[:]),
-		int64(e.Terms.Retention), tombstone(e.Terms), p.answer.inline(inlineAnswer), row.id)...)
+	name, err := w.nameID(next.Ref)
 	if err != nil {
 		return err
 	}
-	row.historyApart = false // a settlement leaves the history alone
-	return w.keepApart(row.id, p, *row)
+	if _, err := w.conn.exec(updateEntry, append(entryValues(next, name, p), row.id)...); err != nil {
+		return err
+	}
+	if name != row.name {
+		if err := w.forgetName(row.name); err != nil {
+			return err
+		}
+	}
+	return w.keepApart(row.id, p, row.details)
+}
+
+func (w *writer) settle(p *prepared, row *guarded, e *ledger.Entry) error {
+	before := row.details
+	row.answerApart = p.answer.apart()
+	_, err := w.conn.exec(settleEntry, e.Revision, int64(e.State), int64(e.DueAt), after(e, e.SettledAt), encodeDetails(e, row.details),
+		p.answer.inline(), row.id)
+	if err != nil {
+		return err
+	}
+	before.historyApart = false // a settlement leaves the history alone
+	return w.keepApart(row.id, p, before)
 }
 
 // blob is an answer or a history as it is stored; nil where there is none.
 type blob []byte
 
 // inline is the blob's column: the blob, or empty where it stands in its own table.
-func (b blob) inline(limit int) driver.Value {
+func (b blob) inline() driver.Value {
 	switch {
 	case b == nil:
 		return nil
-	case len(b) > limit:
+	case b.apart():
 		return []byte{}
 	default:
 		return []byte(b)
 	}
 }
 
+// apart reports whether the blob stands in its own table.
+func (b blob) apart() bool { return len(b) > inlineBytes }
+
 // keepApart writes the blobs that are too large for their row to their own tables, and deletes those that stood there before.
-func (w *writer) keepApart(id int64, p *prepared, before guarded) error {
-	if len(p.answer) > inlineAnswer {
+func (w *writer) keepApart(id int64, p *prepared, before details) error {
+	if p.answer.apart() {
 		if _, err := w.conn.exec(putAnswer, id, []byte(p.answer)); err != nil {
 			return err
 		}
@@ -213,7 +221,7 @@ func (w *writer) keepApart(id int64, p *prepared, before guarded) error {
 			return err
 		}
 	}
-	if len(p.history) > inlineHistory {
+	if p.history.apart() {
 		if _, err := w.conn.exec(putHistory, id, []byte(p.history)); err != nil {
 			return err
 		}
@@ -248,6 +256,7 @@ func (s *Store) Forget(ctx context.Context, rows []ledger.Row) (int, error) {
 
 func (w *writer) forget(rows []ledger.Row) (int, error) {
 	n := 0
+	names := map[int64]struct{}{}
 	for i := range rows {
 		row, err := w.guarded(rows[i].Scope)
 		if err != nil {
@@ -260,10 +269,16 @@ func (w *writer) forget(rows []ledger.Row) (int, error) {
 		if _, err := w.conn.exec(deleteEntry, row.id); err != nil {
 			return 0, err
 		}
-		if err := w.keepApart(row.id, &prepared{}, *row); err != nil {
+		if err := w.keepApart(row.id, &prepared{}, row.details); err != nil {
 			return 0, err
 		}
+		names[row.name] = struct{}{}
 		n++
+	}
+	for name := range names {
+		if err := w.forgetName(name); err != nil {
+			return 0, err
+		}
 	}
 	return n, nil
 }

@@ -27,6 +27,7 @@ type writer struct {
 	log    *walKeeper
 	seals  *seals
 	memory *memory
+	names  map[ledger.Ref]int64 // of those in the file or in the running transaction; by Ref without a key
 	stats  counters
 
 	// ghost: a COMMIT failed so that its frames may lie in the log behind the last good commit. No reader of this process sees them, but
@@ -202,6 +203,7 @@ func (w *writer) one(j *job, now ledger.Time, careful bool) (changed bool, err e
 		_, err = w.conn.exec("RELEASE one")
 		return changed, err
 	}
+	clear(w.names)
 	if _, undo := w.conn.exec("ROLLBACK TO one"); undo != nil {
 		// The savepoint is gone because SQLite rolled the whole transaction back: nothing of the batch is left. Not the job's fault then.
 		return false, &batchLostError{err}
@@ -218,7 +220,10 @@ type batchLostError struct{ cause error }
 func (e *batchLostError) Error() string { return "the transaction was rolled back: " + e.cause.Error() }
 
 // rollback ends the transaction. SQLite may have ended it by itself, which is as good.
-func (w *writer) rollback() { _, _ = w.conn.exec("ROLLBACK") }
+func (w *writer) rollback() {
+	_, _ = w.conn.exec("ROLLBACK")
+	clear(w.names)
+}
 
 func (w *writer) count(jobs int, took time.Duration) {
 	w.stats.batches.Add(1)

@@ -70,6 +70,7 @@ func (p *Program) Remove() {
 // Process is one daemon.
 type Process struct {
 	t    testing.TB
+	by   func(*exec.Cmd) error
 	path string
 	env  []string
 	args []string
@@ -85,7 +86,13 @@ type Process struct {
 // test.
 func (p *Program) Start(t testing.TB, env []string, flags ...string) *Process {
 	t.Helper()
-	d := &Process{t: t, path: p.build(t), env: env, args: flags, address: "127.0.0.1:0", http: "127.0.0.1:0"}
+	return p.StartBy(t, (*exec.Cmd).Start, env, flags...)
+}
+
+// StartBy does what Start does, and has its process started by a function of the test's, now and after each kill.
+func (p *Program) StartBy(t testing.TB, by func(*exec.Cmd) error, env []string, flags ...string) *Process {
+	t.Helper()
+	d := &Process{t: t, by: by, path: p.build(t), env: env, args: flags, address: "127.0.0.1:0", http: "127.0.0.1:0"}
 	if err := d.Restart(); err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +141,7 @@ func (d *Process) Restart() error {
 	if err != nil {
 		return err
 	}
-	if err := d.cmd.Start(); err != nil {
+	if err := d.by(d.cmd); err != nil {
 		return err
 	}
 	serves := make(chan started, 1)

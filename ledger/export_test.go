@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"crypto/sha256"
 	"strconv"
 	"time"
 )
@@ -57,3 +58,15 @@ const (
 	LastLook     = lastLook
 	MaxTries     = maxTries
 )
+
+// EmptyDigestsOf are the digests of nothing under these algorithms, one after another, as Begins work them out, and how many of them are kept for later.
+func EmptyDigestsOf(algorithms ...string) (digests [][sha256.Size]byte, kept int) {
+	d := emptyDigests{known: map[string][sha256.Size]byte{}}
+	for _, algorithm := range algorithms {
+		digests = append(digests, d.of(algorithm))
+	}
+	return digests, len(d.known)
+}
+
+// MaxEmptyDigests is how many are kept at most.
+const MaxEmptyDigests = maxEmptyDigests

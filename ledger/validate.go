@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -103,8 +104,7 @@ const FingerprintDomain = "idem.fingerprint:"
 // isDigestOfNothing recognises a hash over empty input: of idemd's own algorithms, whose input begins with a domain, and of the plain
 // digests, under whatever name.
 func isDigestOfNothing(fp Fingerprint) bool {
-	var room [len(FingerprintDomain) + MaxAlgorithmChars + 1]byte
-	own := sha256.Sum256(append(append(append(room[:0], FingerprintDomain...), fp.Algorithm...), 0))
+	own := ownDigests.of(fp.Algorithm)
 	if bytes.Equal(fp.Hash, own[:]) {
 		return true
 	}
@@ -114,6 +114,34 @@ func isDigestOfNothing(fp Fingerprint) bool {
 		}
 	}
 	return false
+}
+
+// emptyDigests are digests of nothing under idemd's own algorithms, by the names that callers give. Working one out takes as long as all else that is checked about a
+// Begin. Callers can make names up, so those met first are kept, and others are worked out each time.
+type emptyDigests struct {
+	mu    sync.RWMutex
+	known map[string][sha256.Size]byte // guarded by mu
+}
+
+// maxEmptyDigests is how many are kept: a rollout has two names, and a fleet of many languages a few more.
+const maxEmptyDigests = 64
+
+var ownDigests = emptyDigests{known: map[string][sha256.Size]byte{}}
+
+func (d *emptyDigests) of(algorithm string) [sha256.Size]byte {
+	d.mu.RLock()
+	digest, ok := d.known[algorithm]
+	d.mu.RUnlock()
+	if ok {
+		return digest
+	}
+	digest = sha256.Sum256([]byte(FingerprintDomain + algorithm + "\x00"))
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.known) < maxEmptyDigests {
+		d.known[strings.Clone(algorithm)] = digest
+	}
+	return digest
 }
 
 var digestsOfNothing = func() [][]byte {

@@ -5,6 +5,7 @@ import (
 	"crypto/sha1" //nolint:gosec // likewise
 	"crypto/sha256"
 	"crypto/sha512"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -253,4 +254,23 @@ func FuzzRef(f *testing.F) {
 			}
 		}
 	})
+}
+
+// However many algorithms callers make up, each has its own digest of nothing, and a bounded number is remembered.
+func TestDigestsOfNothingAreKeptInBounds(t *testing.T) {
+	t.Parallel()
+	var algorithms []string
+	for i := range 3 * ledger.MaxEmptyDigests {
+		algorithms = append(algorithms, fmt.Sprint("made-up-", i), "json-1")
+	}
+	digests, kept := ledger.EmptyDigestsOf(append(algorithms, algorithms...)...)
+	if kept != ledger.MaxEmptyDigests {
+		t.Errorf("%d are kept, want %d", kept, ledger.MaxEmptyDigests)
+	}
+	for i, digest := range digests {
+		algorithm := algorithms[i%len(algorithms)]
+		if want := sha256.Sum256([]byte(ledger.FingerprintDomain + algorithm + "\x00")); digest != want {
+			t.Fatalf("%s: %x, want %x", algorithm, digest, want)
+		}
+	}
 }

@@ -38,7 +38,7 @@ func (l *lab) growth(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	load := &candidate{name: "pairs", unit: unitPairs, workers: l.workers, step: pairs(ledgerClients(conns), tenant, l.bodyBytes)}
+	load := &candidate{name: "pairs", unit: unitPairs, workers: l.workers, step: pairs(ledgerClients(conns), tenant, l.bodyBytes), servers: d.as("idemd")}
 	step("measuring on an empty ledger for %v", l.length)
 	empty, err := load.measure(ctx, l.length)
 	if err != nil {
@@ -81,6 +81,8 @@ func (l *lab) growth(ctx context.Context) error {
 		fmt.Printf("| %s | "+form+" | %s |\n", what, got, t.verdict(got))
 	}
 	fmt.Printf("| pairs/s on an empty ledger | %.0f | none | |\n| pairs/s with %d entries | %.0f | none | |\n", empty.perSecond, count, full.perSecond)
+	fmt.Printf("| processor time of a pair on an empty ledger | %s | none | |\n", load.processor([]run{empty}))
+	fmt.Printf("| processor time of a pair there | %s | none | |\n", load.processor([]run{full}))
 	line("the same as a ratio", ratio(full.perSecond, empty.perSecond), "%.2f", target{want: 0.8})
 	line("resident memory of the daemon there, under load, MB", float64(memory)/1e6, "%.0f", target{want: 300, atMost: true})
 	line("the same after all entries were counted, MB", float64(counted)/1e6, "%.0f", target{want: 300, atMost: true})

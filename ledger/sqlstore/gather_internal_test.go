@@ -111,7 +111,7 @@ func TestAWriteThatWaitsFollowsAnotherOfItsScopeThatGoesByItself(t *testing.T) {
 	g.put(&g.settles, 2, 0)
 	g.apart[ledger.ScopeID{1}] = 1
 	if got := g.next(&g.settles); !slices.Equal(got, []byte{2}) {
-		t.Errorf("the batch holds %v", got)
+		t.Fatalf("the batch holds %v", got)
 	}
 	<-c.done
 	if !errors.Is(c.err, ledger.ErrUnavailable) || c.progress.Load() != byItself {

@@ -19,14 +19,17 @@ import (
 )
 
 // Every statement goes by an index, with the generic plan that a connection of the pool keeps, also if that plan was made while the
-// tables were empty and known to be; and no page sorts.
+// tables were empty and known to be; and no page sorts. One that names scopes goes by the primary key: they stand in the other indexes as well, at the
+// end, where they help nothing.
 func TestEveryStatementGoesByAnIndex(t *testing.T) {
 	d := newDatabase(t, pgtest.URL(t))
 	s := d.real(t)
 	ctx := context.Background()
 	conn := sqlstore.Conn(t, s) // with the pool's settings
-	run(t, conn, "VACUUM ANALYZE idemd_entries, idemd_bodies, idemd_settings")
-	run(t, conn, "SET plan_cache_mode = force_generic_plan")
+	var mode string
+	if err := conn.QueryRow(ctx, "SHOW plan_cache_mode").Scan(&mode); err != nil || mode != "force_generic_plan" {
+		t.Errorf("plan_cache_mode is %q, %v", mode, err)
+	}
 	texts := sqlstore.Texts(s)
 	for name, text := range texts {
 		if _, err := conn.Prepare(ctx, name, text); err != nil {
@@ -36,14 +39,21 @@ func TestEveryStatementGoesByAnIndex(t *testing.T) {
 	explainAll := func(when string) {
 		for name := range texts {
 			plan := explain(t, conn, name)
+			// Before the first ANALYZE, PostgreSQL takes a list's filters to leave next to nothing, and sorts that.
 			for _, bad := range []string{"Seq Scan", "Sort", "JIT"} {
-				if strings.Contains(plan, bad) {
+				if strings.Contains(plan, bad) && (bad != "Sort" || when != "new") {
 					t.Errorf("%s, %s:\n%s", when, name, plan)
 				}
 			}
+			// While its statistics say that a table is empty, all of its indexes are worth the same. That lasts until the next ANALYZE.
+			if when != "known to be empty" && !strings.HasPrefix(name, "page-") && strings.Contains(plan, "idemd_entries_by_") {
+				t.Errorf("%s, %s goes by another index than the primary key:\n%s", when, name, plan)
+			}
 		}
 	}
-	explainAll("empty")
+	explainAll("new")
+	run(t, conn, "VACUUM ANALYZE idemd_entries, idemd_bodies, idemd_settings")
+	explainAll("known to be empty")
 	fill(t, s, 3000)
 	run(t, conn, "ANALYZE idemd_entries")
 	explainAll("filled")

@@ -244,6 +244,10 @@ var otherMutants = []mutant{
 		new: "_ = conn.SendBatch(ctx, &pipeline).Close()\n	return nil",
 	},
 	{
+		name: "a gathered read leaves out what stands apart", file: "ledger/sqlstore/gather_reads.go", suites: [][]string{postgres, databases},
+		old: "		if r != nil && *r.apart {\n			continue\n		}\n", new: "",
+	},
+	{
 		name: "SQL settles in batches what has lapsed", file: "ledger/sqlstore/many.go", suites: [][]string{databases},
 		old: " + guard + \" AND \" + notLapsed + ", new: " + guard + ",
 	},

@@ -131,7 +131,12 @@ func badWeather(proxies []*pgtest.Proxy, stall func(context.Context, time.Durati
 			}
 			p.Arm(fault, "/* idemd:", code, 1+rng.IntN(3))
 			if stall != nil && rng.IntN(6) == 0 {
-				stall(ctx, time.Duration(rng.IntN(40))*time.Millisecond)
+				length := time.Duration(rng.IntN(40)) * time.Millisecond
+				if scale() > 1 && rng.IntN(10) == 0 {
+					length = time.Duration(1+rng.IntN(3)) * time.Second
+					count("statements stalled for seconds", 1)
+				}
+				stall(ctx, length)
 				count("statements stalled", 1)
 			}
 			pass(ctx, time.Duration(1+rng.IntN(20))*time.Millisecond)

@@ -11,8 +11,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/idemd/idemd/ledger"
 	"github.com/idemd/idemd/ledger/sqlitestore"
+	"github.com/idemd/idemd/ledger/sqlstore"
+	"github.com/idemd/idemd/ledger/sqlstore/pgtest"
 	"github.com/idemd/idemd/ledger/storetest"
 )
 
@@ -27,11 +31,25 @@ const (
 // long a Begin and a sweep take is printed for every hour and judged by whoever reads it.
 func TestC22ADayOfEntriesThatComeAndGo(t *testing.T) {
 	t.Parallel()
-	hourly := 300
+	passes(t, embeddedDay(t), entriesAnHour(300))
+}
+
+// TestC22ADayOnPostgreSQL: the same there. Each hour ends with a VACUUM, which PostgreSQL does by itself where there is more.
+func TestC22ADayOnPostgreSQL(t *testing.T) {
+	t.Parallel()
+	passes(t, postgresDay(t), entriesAnHour(60))
+}
+
+func entriesAnHour(short int) int {
 	if given, err := strconv.Atoi(os.Getenv("DAY_ENTRIES")); err == nil {
-		hourly = given
+		return given
 	}
-	d := newDay(t)
+	return short
+}
+
+// passes has a day pass.
+func passes(t *testing.T, d *day, hourly int) {
+	t.Helper()
 	var settled, atNoon hour
 	for n := 1; n <= hours; n++ {
 		h := d.hour(t, n, hourly)
@@ -54,12 +72,13 @@ func TestC22ADayOfEntriesThatComeAndGo(t *testing.T) {
 	}
 }
 
+// day is a ledger and its clock.
 type day struct {
-	dir   string
-	clock *storetest.Clock
-	store *storetest.Faulty
 	*ledger.Ledger
-	pages int
+	advance func(time.Duration)
+	// size is how many bytes the store takes up.
+	size  func() int64
+	pages int // that sweeps read
 }
 
 // hour is what an hour took.
@@ -75,20 +94,65 @@ func (h hour) String() string {
 		h.beginP99.Round(10*time.Microsecond), h.sweeps.Round(time.Millisecond), h.examined, h.pages, h.forgotten, float64(h.bytes)/1e6)
 }
 
-func newDay(t *testing.T) *day {
-	d := &day{dir: t.TempDir(), clock: storetest.NewClock(ledger.Time(time.Now().UnixMicro()))}
-	embedded, err := sqlitestore.Open(t.Context(), sqlitestore.Config{Dir: d.dir, Clock: d.clock.Now})
+func embeddedDay(t *testing.T) *day {
+	dir, clock := t.TempDir(), storetest.NewClock(ledger.Time(time.Now().UnixMicro()))
+	store, err := sqlitestore.Open(t.Context(), sqlitestore.Config{Dir: dir, Clock: clock.Now})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = embedded.Close() })
-	d.store = storetest.NewFaulty(embedded, func(c storetest.Call) storetest.Fault {
+	t.Cleanup(func() { _ = store.Close() })
+	d := &day{advance: clock.Advance, size: func() int64 { return size(t, dir) }}
+	d.start(t, store)
+	return d
+}
+
+func postgresDay(t *testing.T) *day {
+	url := pgtest.URL(t)
+	if err := sqlstore.Migrate(t.Context(), sqlstore.Config{URL: url}, nil); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	execute := func(text string) {
+		if _, err := conn.Exec(t.Context(), text); err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+	}
+	execute("CREATE TABLE day_clock AS SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::INT8 AS now_us")
+	execute("CREATE FUNCTION day_now() RETURNS INT8 LANGUAGE plpgsql VOLATILE AS 'BEGIN RETURN (SELECT now_us FROM day_clock); END'")
+	store, err := sqlstore.Open(t.Context(), sqlstore.Config{URL: url, ClockSQL: "day_now()"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	d := &day{
+		advance: func(by time.Duration) {
+			execute(fmt.Sprintf("UPDATE day_clock SET now_us = now_us + %d", by.Microseconds()))
+		},
+		size: func() (bytes int64) {
+			execute("VACUUM")
+			if err := conn.QueryRow(t.Context(), "SELECT sum(pg_total_relation_size(oid))::INT8 FROM pg_class WHERE relname LIKE 'idemd%' AND relkind = 'r'").Scan(&bytes); err != nil {
+				t.Fatal(err)
+			}
+			return bytes
+		},
+	}
+	d.start(t, store)
+	return d
+}
+
+// start opens the ledger on a store, with a policy by which an entry stays for an hour.
+func (d *day) start(t *testing.T, store ledger.Store) {
+	t.Helper()
+	d.Ledger = open(t, storetest.NewFaulty(store, func(c storetest.Call) storetest.Fault {
 		if c.Method == storetest.Page {
 			d.pages++ // a plan is called for one call at a time
 		}
 		return storetest.Fault{}
-	})
-	d.Ledger = open(t, d.store)
+	}))
 	stay := 30 * time.Minute
 	if _, err := d.PutPolicy(t.Context(), ledger.Policy{
 		Tenant: "*", Operation: "load", Lease: time.Minute, Tombstone: &stay, Horizons: ledger.Horizons{ClientRetry: 30 * time.Minute},
@@ -98,7 +162,6 @@ func newDay(t *testing.T) *day {
 	if _, err := d.GetPolicy(t.Context(), "*", "load", false); err != nil { // from now on it is followed
 		t.Fatal(err)
 	}
-	return d
 }
 
 // hour begins and completes entries, lets an hour pass, and sweeps twice in it.
@@ -117,7 +180,7 @@ func (d *day) hour(t *testing.T, n, entries int) (h hour) {
 	wg.Wait()
 	d.pages = 0
 	for range 2 {
-		d.clock.Advance(30 * time.Minute)
+		d.advance(30 * time.Minute)
 		began := time.Now()
 		done, err := d.Sweep(context.WithoutCancel(t.Context()), ledger.SweepRequest{}, nil)
 		if err != nil || !done.Done {
@@ -126,7 +189,7 @@ func (d *day) hour(t *testing.T, n, entries int) (h hour) {
 		h.sweeps += time.Since(began)
 		h.examined, h.forgotten = h.examined+done.Examined, h.forgotten+done.Forgotten
 	}
-	h.pages, h.bytes, h.beginP99 = d.pages, size(t, d.dir), percentile(took, 99)
+	h.pages, h.bytes, h.beginP99 = d.pages, d.size(), percentile(took, 99)
 	return h
 }
 

@@ -4,6 +4,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/idemd/idemd/ledger/sqlstore/pgtest"
 	"github.com/idemd/idemd/proof/daemon"
 )
 
@@ -12,6 +13,7 @@ var program daemon.Program
 
 func TestMain(m *testing.M) {
 	code := m.Run()
+	pgtest.Stop()
 	program.Remove()
 	os.Exit(code)
 }

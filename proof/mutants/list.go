@@ -182,6 +182,10 @@ var otherMutants = []mutant{
 		old: "d.own || w.Extend == nil\n		return false, ctx.Err()\n", new: "d.own || w.Extend == nil\n		return true, nil\n",
 	},
 	{
+		name: "leases are judged by the daemon's own clock, which is ahead", file: "ledger/ledger.go", suites: [][]string{orders},
+		old: "env.Now, env.Floor = reading.Now,", new: "env.Now, env.Floor = Time(time.Now().Add(time.Hour).UnixMicro()),",
+	},
+	{
 		name: "a policy of any age is followed", file: "ledger/policies.go", suites: [][]string{tables},
 		old: "return time.Since(c.asOf) < policyMaxAge", new: "return time.Since(c.asOf) >= 0",
 	},

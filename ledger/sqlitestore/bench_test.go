@@ -3,6 +3,7 @@ package sqlitestore
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/idemd/idemd/ledger"
+	"github.com/idemd/idemd/ledger/storetest"
 )
 
 // scopeOf is a scope id as the ledger makes them: a hash.
@@ -125,6 +127,66 @@ func BenchmarkTombstone(b *testing.B) {
 		}
 	}
 	b.ReportMetric(float64(diskBytes(b, s))/float64(b.N), "disk-B/op")
+}
+
+// BenchmarkSweep is what a sweep does to a settled entry, as the ledger has it done while nobody calls: page by page and shard by shard its answer goes, and
+// later all of it.
+func BenchmarkSweep(b *testing.B) {
+	moving := storetest.NewClock(testStart)
+	s := openForTest(b, Config{Dir: b.TempDir(), Clock: moving.Now})
+	fill(b, s, int64(b.N))
+	forget := func(page ledger.Page) error {
+		rows := make([]ledger.Row, len(page.Entries))
+		for i, e := range page.Entries {
+			rows[i] = ledger.Row{Scope: e.Scope, Incarnation: e.Incarnation, Revision: e.Revision}
+		}
+		_, err := s.Forget(b.Context(), rows)
+		return err
+	}
+	before := cpuTime()
+	b.ResetTimer()
+	for _, step := range []func(ledger.Page) error{func(page ledger.Page) error { return closeAll(b, s, page) }, forget} {
+		moving.Advance(8 * 24 * time.Hour)
+		for shard := range ledger.Shards {
+			q := ledger.PageQuery{Order: ledger.ByDue, Shard: shard, Limit: 500}
+			for more := true; more; {
+				page, err := s.Page(b.Context(), q)
+				if err == nil && len(page.Entries) > 0 {
+					err = step(page)
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
+				more, q.After = page.More, page.Next
+			}
+		}
+	}
+	b.ReportMetric(float64((cpuTime()-before).Microseconds())/float64(b.N), "cpu-µs/op")
+	if n := residue(b, s); n != 0 {
+		b.Errorf("%d rows are left", n)
+	}
+}
+
+func closeAll(tb testing.TB, s *Store, page ledger.Page) error {
+	var next atomic.Int64
+	var failure atomic.Pointer[error]
+	together(len(page.Entries), func() {
+		e := page.Entries[next.Add(1)-1]
+		put := e.Clone()
+		put.Closed, put.Response, put.DueAt = true, nil, ledger.In(e.Terms.Tombstone)
+		guard := ledger.Guard{Kind: ledger.GuardRevision, Incarnation: e.Incarnation, Revision: e.Revision}
+		w, err := s.Write(tb.Context(), ledger.Write{Scope: e.Scope, Guard: guard, Put: put})
+		if err == nil && !w.Applied {
+			err = errors.New("the guard did not hold")
+		}
+		if err != nil {
+			failure.Store(&err)
+		}
+	})
+	if err := failure.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 func fill(tb testing.TB, s *Store, entries int64) {

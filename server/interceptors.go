@@ -29,7 +29,7 @@ type layer struct {
 //   - nobody learns from validation, admission or limits anything before they have said who they are.
 func (s *Server) layers() []layer {
 	return []layer{
-		{"calls", s.metrics.callUnary, s.metrics.callStream},
+		{"calls", s.metrics.calls.UnaryServerInterceptor(), s.metrics.calls.StreamServerInterceptor()},
 		{"log", s.logUnary, s.logStream},
 		{"outcomes", s.metrics.countUnary, s.metrics.countStream},
 		{"refusals", refusalsUnary, refusalsStream},

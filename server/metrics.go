@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
@@ -24,7 +25,7 @@ const MaxOperationLabels = 100
 // Metrics is what Prometheus is told. It observes a ledger (give it to ledger.Config.Observer) and counts a server's calls (give it to
 // Config.Metrics). Safe for concurrent use.
 type Metrics struct {
-	calls    *callMetrics
+	calls    *grpcprom.ServerMetrics
 	outcomes *prometheus.CounterVec
 	panics   prometheus.Counter
 	build    *prometheus.GaugeVec
@@ -49,7 +50,7 @@ var latencies = []float64{.0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2,
 // NewMetrics registers on reg, which panics where it has been done before; nil: on none.
 func NewMetrics(reg prometheus.Registerer) *Metrics {
 	m := &Metrics{
-		calls: newCallMetrics(),
+		calls: grpcprom.NewServerMetrics(grpcprom.WithServerHandlingTimeHistogram(grpcprom.WithHistogramBuckets(latencies))),
 		outcomes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "idemd_outcomes_total",
 			Help: "Calls by what came of them: an outcome in lower case, or the reason of a refusal in upper case. The first " +

@@ -4,16 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"maps"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/status"
 
 	idemv1 "github.com/idemd/idemd/gen/idem/v1"
 	"github.com/idemd/idemd/ledger"
@@ -168,76 +164,6 @@ func TestMetricsExplainThemselves(t *testing.T) {
 	for _, name := range []string{"idemd_build_info", "idemd_ready", "idemd_panics_total", "grpc_server_started_total", "grpc_server_handled_total"} {
 		if help[name] == "" {
 			t.Errorf("%s is missing", name)
-		}
-	}
-}
-
-// scriptedStream is a stream that gives and takes messages until its errors come.
-type scriptedStream struct {
-	grpc.ServerStream
-	received, sent []error
-}
-
-func next(errs *[]error) error {
-	err := (*errs)[0]
-	*errs = (*errs)[1:]
-	return err
-}
-
-func (s *scriptedStream) RecvMsg(any) error { return next(&s.received) }
-func (s *scriptedStream) SendMsg(any) error { return next(&s.sent) }
-
-// Calls and messages are counted under gRPC's usual names, and every method is shown before its first call.
-func TestCallsAndMessagesAreCounted(t *testing.T) {
-	t.Parallel()
-	s := newTestServer(t, func(c *Config) { c.Metrics = NewMetrics(prometheus.NewRegistry()) })
-	m := s.metrics
-	call := func(method string, err error) {
-		_, got := m.callUnary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: method}, func(context.Context, any) (any, error) { return nil, err })
-		if !errors.Is(got, err) {
-			t.Errorf("%s ended with %v, want %v", method, got, err)
-		}
-	}
-	call(idemv1.LedgerService_Begin_FullMethodName, nil)
-	call(idemv1.LedgerService_Begin_FullMethodName, onWire(&ledger.Refusal{Reason: ledger.ReasonKeyReused}))
-	call(idemv1.LedgerService_Begin_FullMethodName, status.Error(99, "a code of another's"))
-	call("/other.v1.Service/Late", nil)
-	stream := &scriptedStream{received: []error{nil, nil, io.EOF}, sent: []error{nil, io.ErrClosedPipe}}
-	info := &grpc.StreamServerInfo{FullMethod: idemv1.LedgerService_Session_FullMethodName, IsClientStream: true, IsServerStream: true}
-	if err := m.callStream(nil, stream, info, func(_ any, stream grpc.ServerStream) error {
-		for range 3 {
-			_ = stream.RecvMsg(nil)
-		}
-		return errors.Join(stream.SendMsg(nil), stream.SendMsg(nil))
-	}); err == nil {
-		t.Error("the stream's error was swallowed")
-	}
-	for _, c := range []struct {
-		metric prometheus.Collector
-		want   map[string]float64
-	}{
-		{m.calls.started, map[string]float64{"unary idem.v1.LedgerService Begin": 3, "unary other.v1.Service Late": 1, "bidi_stream idem.v1.LedgerService Session": 1}},
-		{m.calls.received, map[string]float64{"unary idem.v1.LedgerService Begin": 3, "unary other.v1.Service Late": 1, "bidi_stream idem.v1.LedgerService Session": 2}},
-		{m.calls.sent, map[string]float64{"unary idem.v1.LedgerService Begin": 1, "unary other.v1.Service Late": 1, "bidi_stream idem.v1.LedgerService Session": 1}},
-		{m.calls.seconds, map[string]float64{"unary idem.v1.LedgerService Begin": 3, "unary other.v1.Service Late": 1, "bidi_stream idem.v1.LedgerService Session": 1}},
-		{m.calls.handled, map[string]float64{
-			"unary idem.v1.LedgerService Begin OK": 1, "unary idem.v1.LedgerService Begin FailedPrecondition": 1, "unary idem.v1.LedgerService Begin Unknown": 1,
-			"unary other.v1.Service Late OK": 1, "bidi_stream idem.v1.LedgerService Session Unknown": 1,
-		}},
-	} {
-		got, shown := map[string]float64{}, map[string]bool{}
-		for _, s := range collected(t, c.metric) {
-			shown[s.labels["grpc_method"]] = true
-			if n := s.value + float64(s.count); n != 0 {
-				name := strings.Join([]string{s.labels["grpc_type"], s.labels["grpc_service"], s.labels["grpc_method"], s.labels["grpc_code"]}, " ")
-				got[strings.TrimSpace(name)] = n
-			}
-		}
-		if !maps.Equal(got, c.want) {
-			t.Errorf("counted %v, want %v", got, c.want)
-		}
-		if !shown["Lookup"] || !shown["Sweep"] || !shown["Check"] {
-			t.Errorf("not shown before their first call: %v", shown)
 		}
 	}
 }

@@ -154,7 +154,7 @@ func New(cfg Config) (*Server, error) {
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	reflection.Register(s.grpc)
 	channelz.RegisterChannelzServiceToServer(s.grpc)
-	s.metrics.calls.know(s.grpc)
+	s.metrics.calls.InitializeMetrics(s.grpc)
 
 	s.http = s.newHTTPServer()
 	return s, nil

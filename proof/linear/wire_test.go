@@ -69,11 +69,11 @@ var errLost = status.Error(codes.Unavailable, "the connection broke")
 
 // Invoke makes a call by itself.
 func (w *wire) Invoke(ctx context.Context, method string, request, reply any, options ...grpc.CallOption) error {
-	if md, ok := metadata.FromOutgoingContext(ctx); ok && len(md.Get(requestID)) == 1 {
-		w.sends(md.Get(requestID)[0])
-	}
 	if w.loses("request lost on the wire", 40) {
 		return errLost
+	}
+	if md, ok := metadata.FromOutgoingContext(ctx); ok && len(md.Get(requestID)) == 1 {
+		w.sends(md.Get(requestID)[0])
 	}
 	err := w.to.Load().Invoke(ctx, method, request, reply, options...)
 	if err == nil && w.loses("reply lost on the wire", 20) {
@@ -101,14 +101,14 @@ type wiredStream struct {
 
 // SendMsg sends calls.
 func (s *wiredStream) SendMsg(m any) error {
+	if s.wire.loses("request lost on a stream", 60) {
+		s.cut()
+		return errLost
+	}
 	for _, c := range m.(*idemv1.SessionRequest).GetCalls() {
 		s.wire.streamed.Add(1)
 		totals.streamed.Add(1)
 		s.wire.sends(c.GetRequestId())
-	}
-	if s.wire.loses("request lost on a stream", 60) {
-		s.cut()
-		return errLost
 	}
 	return s.ClientStream.SendMsg(m)
 }

@@ -37,7 +37,7 @@ func (v verdict) String() string {
 	case len(v.wrong) > 0:
 		return "NOT FLAT: " + strings.Join(v.wrong, "; ")
 	case len(v.open) > 0:
-		return "NO VERDICT: " + strings.Join(v.open, "; ")
+		return "none: " + strings.Join(v.open, "; ")
 	default:
 		return "flat"
 	}
@@ -190,7 +190,7 @@ func TestASoakJudgesTheRest(t *testing.T) {
 		want   string
 	}{
 		"nothing happens":          {time.Hour, func(int, *window) {}, "flat"},
-		"too short":                {shortest - time.Minute, func(int, *window) {}, "NO VERDICT: 9m0s is too short"},
+		"too short":                {shortest - time.Minute, func(int, *window) {}, "none: 9m0s is too short"},
 		"short, and a pair failed": {time.Minute, func(i int, w *window) { w.failed = i / (soakWindows - 1) }, "NOT FLAT: 1 pairs failed"},
 		"a pair failed at once":    {time.Hour, func(i int, w *window) { w.failed = max(1-i, 0) }, "NOT FLAT: 1 pairs failed"},
 		"a goroutine a minute":     {time.Hour, func(i int, w *window) { w.goroutines += float64(i) }, "NOT FLAT: +60.0 (± 0.0) goroutines"},

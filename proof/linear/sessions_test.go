@@ -2,6 +2,7 @@ package linear
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -20,6 +21,7 @@ import (
 	"github.com/idemd/idemd/ledger"
 	"github.com/idemd/idemd/ledger/sqlitestore"
 	"github.com/idemd/idemd/ledger/storetest"
+	"github.com/idemd/idemd/server"
 	"github.com/idemd/idemd/server/servertest"
 )
 
@@ -302,10 +304,15 @@ func callsOnStreams(t *testing.T, seed uint64) {
 			old := running
 			running = start()
 			w.to.Store(running.Conn())
-			if err := old.Close(); err != nil {
+			// On a busy machine a call may outlast the drain: it is cut off, and in the history as one of unknown outcome.
+			switch err := old.Close(); {
+			case err == nil:
+				count("daemon drained", 1)
+			case errors.Is(err, server.ErrCutOff):
+				count("daemon drained, calls cut off", 1)
+			default:
 				t.Errorf("seed %d: draining: %v", seed, err)
 			}
-			count("daemon drained", 1)
 		},
 	}.run(t, seed)
 	if n := w.streamed.Load() - before; n < 30 {

@@ -122,8 +122,13 @@ func (r *run) load(ctx context.Context, progress func(Snapshot)) time.Duration {
 func (r *run) watch(ctx context.Context, progress func(Snapshot)) {
 	tick := time.NewTicker(snapshotEvery)
 	defer tick.Stop()
-	warm := time.After(r.cfg.Warmup)
-	warming, before, last := true, int64(0), r.start
+	// Without a warm-up everything counts from the first turn on.
+	var warm <-chan time.Time
+	warming := r.cfg.Warmup > 0
+	if warming {
+		warm = time.After(r.cfg.Warmup)
+	}
+	before, last := int64(0), r.start
 	for {
 		select {
 		case <-ctx.Done():

@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -63,8 +64,14 @@ func TestExecPassesSignalsOnToAllOfTheCommand(t *testing.T) {
 	t.Parallel()
 	e := newExecs(t)
 	script := `trap 'echo outer; exit 7' INT TERM HUP; (trap 'echo inner; exit' INT TERM HUP; ` + untilClosed + `); exit`
+	ran := 0
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
 		key := sig.String()
+		if signal.Ignored(sig) {
+			t.Logf("NOT TESTED: %s is ignored here, as under nohup, and no shell can catch it then", key)
+			continue
+		}
+		ran++
 		r := e.start(key, []string{"--on-failure", "final"}, script)
 		r.says(r.stdout, "started")
 		r.signal(sig)
@@ -74,7 +81,7 @@ func TestExecPassesSignalsOnToAllOfTheCommand(t *testing.T) {
 			t.Errorf("%s: %+v", sig, got)
 		}
 	}
-	e.wantEffects(3)
+	e.wantEffects(ran)
 	// One that does not catch it dies of it.
 	r := e.start("not caught", []string{"--on-failure", "final"}, untilClosed)
 	r.says(r.stdout, "started")

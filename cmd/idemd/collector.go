@@ -7,6 +7,8 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+
+	"github.com/idemd/idemd/ledger/sqlitestore"
 )
 
 // The garbage collector's settings. Calls leave garbage and little that lives: by Go's defaults a busy daemon, whose heap is some tens of megabytes, collects many times
@@ -15,8 +17,10 @@ import (
 const (
 	// heapGrowth is by how many percent the heap grows over what lives before it is collected: three times as large, where Go's default is twice.
 	heapGrowth = 200
-	// outsideHeap is what a daemon needs beside Go's memory: SQLite's caches, which the collector does not see. In a small container it is at most outsidePercent.
-	outsideHeap, outsidePercent = 128 << 20, 40
+	// cachePercent is how much of a container's memory SQLite's caches may take, which the collector does not see.
+	cachePercent = 40
+	// goPercent is how much of what is left Go may use. The rest is for what neither counts: a transaction larger than its cache, the program itself.
+	goPercent = 90
 )
 
 // collectorSettings are what the garbage collector is told; a zero: nothing.
@@ -33,9 +37,17 @@ func collector(getenv func(string) string, container int64) (s collectorSettings
 		s.growth = heapGrowth
 	}
 	if getenv("GOMEMLIMIT") == "" && container > 0 {
-		s.limit = container - min(outsideHeap, container/100*outsidePercent)
+		s.limit = (container - cacheBytes(container)) / 100 * goPercent
 	}
 	return s
+}
+
+// cacheBytes is how much SQLite's caches may take in a container of so much memory: as much as without one, but for a small container.
+func cacheBytes(container int64) int64 {
+	if container == 0 {
+		return sqlitestore.DefaultCacheBytes
+	}
+	return min(sqlitestore.DefaultCacheBytes, container/100*cachePercent)
 }
 
 func (s collectorSettings) apply() {

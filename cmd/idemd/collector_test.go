@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+
+	"github.com/idemd/idemd/ledger/sqlitestore"
 )
 
 func TestWhatTheCollectorIsTold(t *testing.T) {
@@ -16,13 +18,28 @@ func TestWhatTheCollectorIsTold(t *testing.T) {
 		want      collectorSettings
 	}{
 		{"a machine of its own", nil, 0, collectorSettings{growth: heapGrowth}},
-		{"a container leaves room for SQLite", nil, 1024 * mb, collectorSettings{heapGrowth, 896 * mb}},
-		{"a small container leaves less", nil, 200 * mb, collectorSettings{heapGrowth, 120 * mb}},
-		{"GOGC wins", map[string]string{"GOGC": "50"}, 1024 * mb, collectorSettings{limit: 896 * mb}},
+		{"a container leaves room for SQLite and the program", nil, 1200 * mb, collectorSettings{heapGrowth, 900 * mb}},
+		{"a small container leaves less", nil, 250 * mb, collectorSettings{heapGrowth, 135 * mb}},
+		{"GOGC wins", map[string]string{"GOGC": "50"}, 1200 * mb, collectorSettings{limit: 900 * mb}},
 		{"GOMEMLIMIT wins", map[string]string{"GOMEMLIMIT": "64MiB"}, 1024 * mb, collectorSettings{growth: heapGrowth}},
 	} {
 		if got := collector(func(name string) string { return c.environ[name] }, c.container); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+	}
+}
+
+// What Go and SQLite may take together stays under what the container may, and SQLite is given no less than before where there is room.
+func TestSQLiteIsGivenWhatAContainerHasRoomFor(t *testing.T) {
+	for container, want := range map[int64]int64{
+		0: sqlitestore.DefaultCacheBytes, 100 << 20: 40 << 20, 250 << 20: 100 << 20, 500 << 20: 200 << 20, 64 << 30: sqlitestore.DefaultCacheBytes,
+	} {
+		got := cacheBytes(container)
+		if got != want {
+			t.Errorf("in %d MiB: %d MiB, want %d", container>>20, got>>20, want>>20)
+		}
+		if all := got + collector(func(string) string { return "" }, container).limit; container > 0 && all >= container {
+			t.Errorf("Go and SQLite may take %d MiB together, of %d", all>>20, container>>20)
 		}
 	}
 }

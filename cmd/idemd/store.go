@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/idemd/idemd/ledger"
@@ -24,7 +25,9 @@ func (s *settings) openStore(ctx context.Context, choice storeChoice, log *slog.
 		}
 		return store, nil
 	}
-	store, err := sqlitestore.Open(ctx, sqlitestore.Config{Dir: choice.directory, Logger: log, AllowClockJump: s.allowClockJump})
+	store, err := sqlitestore.Open(ctx, sqlitestore.Config{
+		Dir: choice.directory, Logger: log, AllowClockJump: s.allowClockJump, CacheBytes: cacheBytes(containerMemory(os.DirFS("/"))),
+	})
 	if err != nil {
 		return nil, err
 	}

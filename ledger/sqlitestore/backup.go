@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 )
 
 // Backup writes a consistent copy of the ledger in dir, as it stands when Backup begins, to the file at path, and returns its size in bytes.
@@ -61,7 +62,7 @@ func copyTo(ctx context.Context, source, partial, path string) (size int64, err 
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	c, err := openConnection(ctx, source, vfs, "ro", commonPragmas...)
+	c, err := openConnection(ctx, source, vfs, "ro", slices.Concat(commonPragmas, []string{Config{}.withDefaults().cachePragma(1)})...)
 	if err != nil {
 		return 0, err
 	}

@@ -20,6 +20,15 @@ const (
 	DefaultReaders = 8
 	// DefaultMemoryBytes is room for some twenty thousand answers of ordinary size.
 	DefaultMemoryBytes = 32 << 20
+	// DefaultCacheBytes gives the writer's connection 64 MiB of pages and each of eight readers 4.
+	DefaultCacheBytes = 200 << 20
+)
+
+// A page in a cache takes the room of two: SQLite adds what it notes of it, and its allocator deals in powers of two. cache_size counts the page only.
+const (
+	roomOfPage = 2
+	// writerShare is how many times a reader's share of the caches the writer's connection has: it reads what it changes, all over the file.
+	writerShare = 16
 )
 
 // Config is all that [Open] wants to know.
@@ -42,6 +51,9 @@ type Config struct {
 	Readers int
 	// MemoryBytes is how many bytes of settled entries are kept in memory, for replays. Zero: DefaultMemoryBytes.
 	MemoryBytes int64
+	// CacheBytes is how much memory SQLite's caches of pages take at the most, all connections together. A transaction that does not fit, one with megabytes of
+	// answers, takes more while it lasts. Zero: DefaultCacheBytes.
+	CacheBytes int64
 }
 
 // Validate says what is wrong with c.
@@ -58,6 +70,9 @@ func (c Config) Validate() error {
 	}
 	if c.MemoryBytes < 0 {
 		errs = append(errs, fmt.Errorf("MemoryBytes: must not be negative, is %d", c.MemoryBytes))
+	}
+	if c.CacheBytes < 0 {
+		errs = append(errs, fmt.Errorf("CacheBytes: must not be negative, is %d", c.CacheBytes))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("sqlitestore: config: %w", err)
@@ -78,8 +93,17 @@ func (c Config) withDefaults() Config {
 	if c.MemoryBytes == 0 {
 		c.MemoryBytes = DefaultMemoryBytes
 	}
+	if c.CacheBytes == 0 {
+		c.CacheBytes = DefaultCacheBytes
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return c
+}
+
+// cachePragma gives a connection so many shares of the caches. One share is each reader's, and one the walKeeper's.
+func (c Config) cachePragma(shares int) string {
+	share := c.CacheBytes / int64(writerShare+c.Readers+1)
+	return fmt.Sprintf("cache_size = -%d", max(share*int64(shares)/roomOfPage>>10, 1)) // in KiB
 }

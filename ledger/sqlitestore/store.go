@@ -38,19 +38,17 @@ var (
 	_ ledger.Recaller = (*Store)(nil)
 )
 
-// Pragmas of every connection, and of the writer's besides. Sizes of caches are in KiB.
+// Pragmas of every connection, and of the writer's besides. For the size of its cache see [Config.CacheBytes].
 var (
 	commonPragmas = []string{
 		"busy_timeout = 5000",  // an operator's shell may hold a lock for a moment
 		"trusted_schema = off", // the file may come from anywhere
 		"cell_size_check = on", // a damaged page is found when it is read
 		"temp_store = memory",  // nothing of an entry outside the directory
-		"cache_size = -4096",
 		"synchronous = full",
 		"mmap_size = 0", // all reads go through the layer
 	}
 	writerPragmas = []string{
-		"cache_size = -65536",
 		"secure_delete = fast", // what is erased is overwritten where that costs no page more
 		fmt.Sprintf("wal_autocheckpoint = %d", autoCheckpointPages),
 		fmt.Sprintf("journal_size_limit = %d", maxLogBytes),
@@ -120,7 +118,8 @@ func (s *Store) open(ctx context.Context, dir string, on machine) error {
 	_, _ = sqlite.Fdatasync(true)
 	s.writer = &writer{queue: s.queue, logger: s.cfg.Logger, seals: s.seals, memory: s.memory, names: map[ledger.Ref]int64{}}
 	// No cache_spill: a transaction is written once, when it commits (see readFrame). That goes for a migration's, too.
-	if s.writer.conn, err = openConnection(ctx, path, s.vfs, "rwc", slices.Concat([]string{"page_size = 4096", "cache_spill = off"}, commonPragmas)...); err != nil {
+	pragmas := slices.Concat([]string{"page_size = 4096", "cache_spill = off"}, commonPragmas, []string{s.cfg.cachePragma(writerShare)})
+	if s.writer.conn, err = openConnection(ctx, path, s.vfs, "rwc", pragmas...); err != nil {
 		return unreadable(path, err)
 	}
 	if s.seals.covered.Load() == 0 {
@@ -186,7 +185,7 @@ func (s *Store) writeAhead(ctx context.Context) error {
 	if level, err := c.number(ctx, "PRAGMA synchronous"); err != nil || level != 2 {
 		return fmt.Errorf("sqlitestore: %s: synchronous is %d, not 2 (full): %w", s.path, level, err)
 	}
-	keeper, err := openConnection(ctx, s.path, s.vfs, "rw", slices.Concat(commonPragmas, []string{"busy_timeout = 0"})...)
+	keeper, err := openConnection(ctx, s.path, s.vfs, "rw", slices.Concat(commonPragmas, []string{s.cfg.cachePragma(1), "busy_timeout = 0"})...)
 	if err != nil {
 		return unreadable(s.path, err)
 	}
@@ -229,7 +228,7 @@ func (s *Store) openReaders(ctx context.Context) error {
 		return unreadable(s.path, err)
 	}
 	for range s.cfg.Readers {
-		c, err := openConnection(ctx, s.path, s.vfs, "ro", commonPragmas...)
+		c, err := openConnection(ctx, s.path, s.vfs, "ro", slices.Concat(commonPragmas, []string{s.cfg.cachePragma(1)})...)
 		if err != nil {
 			return unreadable(s.path, err)
 		}

@@ -3,6 +3,8 @@ package server
 import (
 	"context"
 	"errors"
+	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"google.golang.org/grpc"
@@ -32,7 +34,8 @@ const (
 
 // Principal is who makes a call, as credentials say.
 type Principal struct {
-	// Name is stable across its credentials: entries can be bound to it, and histories show it. "" is anonymous. At most 1024 characters.
+	// Name is stable across its credentials: entries can be bound to it, and histories show it. "" is anonymous. At most 1024 characters, none of
+	// them a control character.
 	Name string
 	// Tenant is the principal's own: what it means where it names none.
 	Tenant string
@@ -115,7 +118,8 @@ func (s *Server) identify(ctx context.Context, method string) (Principal, error)
 		}
 	}
 	switch {
-	case !utf8.ValidString(p.Name) || utf8.RuneCountInString(p.Name) > maxPrincipalChars:
+	case !utf8.ValidString(p.Name) || utf8.RuneCountInString(p.Name) > maxPrincipalChars || strings.ContainsFunc(p.Name, unicode.IsControl):
+		// A NUL is refused by PostgreSQL, which would look like a store that is away, to everybody.
 		return Principal{}, unidentified(ctx, errors.New("the principal's name is no valid text of at most 1024 characters"))
 	case !known || p.Roles&need.roles == 0:
 		return Principal{}, denied("the principal's roles do not allow this call")

@@ -137,6 +137,7 @@ func TestIdentifyRefuses(t *testing.T) {
 		"tied to every tenant's name":          {principal: Principal{Tenant: "*", Roles: everything}, method: idemv1.LedgerService_Begin_FullMethodName, code: codes.PermissionDenied},
 		"a sweep by one tenant's operator":     {principal: Principal{Tenant: "a", Roles: everything}, method: idemv1.AdminService_Sweep_FullMethodName, code: codes.PermissionDenied},
 		"a name that is no text":               {principal: Principal{Name: "\xff", AnyTenant: true, Roles: everything}, method: idemv1.LedgerService_Begin_FullMethodName, code: codes.Unauthenticated},
+		"a name with a NUL":                    {principal: Principal{Name: "a\x00b", AnyTenant: true, Roles: everything}, method: idemv1.LedgerService_Begin_FullMethodName, code: codes.Unauthenticated},
 		"a name without end":                   {principal: Principal{Name: strings.Repeat("n", 1025), AnyTenant: true, Roles: everything}, method: idemv1.LedgerService_Begin_FullMethodName, code: codes.Unauthenticated},
 		"an error":                             {err: errors.New("token k-secret is unknown"), method: idemv1.LedgerService_Begin_FullMethodName, code: codes.Unauthenticated, text: "the call has no valid credentials"},
 		"a status that says unauthenticated":   {err: status.Error(codes.Unauthenticated, "the token is over"), method: idemv1.LedgerService_Begin_FullMethodName, code: codes.Unauthenticated, text: "the token is over"},

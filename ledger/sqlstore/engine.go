@@ -62,6 +62,8 @@ func (e engine) sessionSettings(c Config) map[string]string {
 		// Compiling a plan costs more than any statement here takes, and the penalty that the line above puts on a scan that cannot be
 		// avoided would set it off.
 		settings["jit"] = "off"
+		// A plan for any LIMIT takes a page for a tenth of the table, and would start helpers to read that.
+		settings["max_parallel_workers_per_gather"] = "0"
 	}
 	return settings
 }

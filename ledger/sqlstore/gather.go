@@ -42,6 +42,9 @@ const (
 //   - Nothing happened: a write was refused, a row is locked (on PostgreSQL for longer than lockWait), or the engine reports a conflict. Each write is
 //     sent by itself, where it waits at its own caller's cost. While it does, whatever comes for the same scope goes by itself, too.
 //
+// CockroachDB's batches of new grants wait for a row that somebody has locked, all together. See [statements.claimUpdates] for the others, and
+// [statements.insertFirstGrants].
+//
 // Two writes of one scope are never on their way in batches at the same time, so that a daemon does not contend with itself.
 type gatherer struct {
 	store *Store

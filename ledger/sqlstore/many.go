@@ -59,6 +59,10 @@ type manyStatement struct {
 }
 
 // insertFirstGrants is insertEntry for first grants: what is the same in all of them stands in the text.
+//
+// The clock is read before the first row, and a batch that waits for a row that another transaction has not yet committed gives all of its rows shorter
+// leases for it, never longer ones. On PostgreSQL it waits lockWait for each such row at the most. On CockroachDB there is no limit for that but the
+// statement's: to try the rows before, as claimUpdates does, would lock those that are there, and they are the ones that several daemons ask for at once.
 func (s *statements) insertFirstGrants() manyStatement {
 	const first = 4
 	var u rows

@@ -52,7 +52,7 @@ type Config struct {
 	// MemoryBytes is how many bytes of settled entries are kept in memory, for replays. Zero: DefaultMemoryBytes.
 	MemoryBytes int64
 	// CacheBytes is how much memory SQLite's caches of pages take at the most, all connections together. A transaction that does not fit, one with megabytes of
-	// answers, takes more while it lasts. Zero: DefaultCacheBytes.
+	// answers, takes more, and the allocator keeps part of it. Zero: DefaultCacheBytes.
 	CacheBytes int64
 }
 

@@ -141,6 +141,9 @@ func (w *world) bench(ctx context.Context, t *target, f benchFlags) error {
 	if f.connections < 1 || f.connections > 1000 {
 		return usage("--connections must be from 1 to 1000")
 	}
+	if !(f.minRate >= 0) || f.maxErrors < 0 { // NaN is below nothing, and would never be missed
+		return usage("--min-rate and --max-errors must not be negative")
+	}
 	f.load.Clients, f.alone = make([]workload.Client, f.connections), &callCounter{}
 	if err := f.load.Validate(); err != nil {
 		return asUsage(err)

@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/idemd/idemd/cmd/idemd/internal/workload"
@@ -128,6 +130,8 @@ func TestBenchRefusesWhatCannotBe(t *testing.T) {
 		"want turn=":   {"--mix", "fresh=1,other=2"},
 		"weight above": {"--mix", "fresh=0"},
 		"keys":         {"--keys", "serial"},
+		"--min-rate":   {"--min-rate", "NaN"},
+		"--max-errors": {"--max-errors", "-1"},
 	} {
 		got := runAlone(t, nil, append([]string{"bench"}, args...)...)
 		if got.code != exitUsage || !strings.Contains(got.stderr, want) {
@@ -297,6 +301,9 @@ func TestProbeFindsOutEachLie(t *testing.T) {
 		}
 	}
 	for want, lie := range map[string]func(*idemv1.BeginRequest, *idemv1.BeginResponse, error) (*idemv1.BeginResponse, error){
+		"begin: not done within --deadline": func(*idemv1.BeginRequest, *idemv1.BeginResponse, error) (*idemv1.BeginResponse, error) {
+			return nil, status.Error(codes.DeadlineExceeded, "a moment before its caller sees that the time is over")
+		},
 		"begin: a new key was not granted": func(_ *idemv1.BeginRequest, resp *idemv1.BeginResponse, err error) (*idemv1.BeginResponse, error) {
 			if g := resp.GetGranted(); g != nil {
 				g.Attempt = 2

@@ -98,6 +98,8 @@ func (r *run) makeHot(ctx context.Context) error {
 	if err := failed.Load(); err != nil {
 		return *err
 	}
+	// Nothing can be asked for that was not granted as it must be.
+	r.hot = slices.DeleteFunc(r.hot, func(in *intent) bool { return in == nil })
 	return ctx.Err()
 }
 

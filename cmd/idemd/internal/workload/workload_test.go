@@ -217,6 +217,22 @@ func TestADaemonThatBreaksAPromiseIsFoundOut(t *testing.T) {
 	}
 }
 
+// TestALieAboutAHotEntryIsReported: those entries are made before the load, and asked for at its end.
+func TestALieAboutAHotEntryIsReported(t *testing.T) {
+	t.Parallel()
+	x := &between{begun: map[string]bool{}, begin: func(_ *idemv1.BeginRequest, resp *idemv1.BeginResponse, _ bool, err error) error {
+		if g := resp.GetGranted(); g != nil {
+			g.Attempt = 2
+		}
+		return err
+	}}
+	c := config(x.connect(t, servertest.New(t, servertest.Options{})))
+	c.HotKeys = 3
+	if r := run(t, c); r.Broken == 0 {
+		t.Errorf("found nothing broken: %+v", r)
+	}
+}
+
 // TestAnHonestDaemonIsFoundHonest, whatever the keys are and whether duplicates wait.
 func TestAnHonestDaemonIsFoundHonest(t *testing.T) {
 	t.Parallel()

@@ -196,6 +196,11 @@ func TestABadWriteOfABatchFailsAlone(t *testing.T) {
 		if stats := s.Stats(); stats.Redone != 1 || stats.Apart != 5 {
 			t.Errorf("%+v", stats)
 		}
+		// Nor does it fail for another caller of the same scope, who left the decision to it.
+		out = gathered(t, s, bad, begin(bad.Scope))
+		refused := <-out[0]
+		checkClass(t, refused.err, ledger.ErrUnavailable)
+		mustApply(t, out[1])
 	})
 }
 

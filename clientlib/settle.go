@@ -3,6 +3,7 @@ package clientlib
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -160,7 +161,8 @@ func (r *run) settled(ctx context.Context, err error) (s settlement, done bool) 
 }
 
 // tell sends a report until it is answered. Where it is too large, or not to the server's liking, it is sent with less in it; where it is as small as can
-// be and still turned away before it got to the ledger, it was not for its size, and passes.
+// be and still turned away before it got to the ledger, it was not for its size, and passes. What may be a limit of rate is waited out for a while first: what
+// is left out is lost to every retry.
 func (c *Client) tell(ctx context.Context, p pace, r report) error {
 	for try := 0; ; try++ {
 		err := c.tellOnce(ctx, p, r)
@@ -169,14 +171,18 @@ func (c *Client) tell(ctx context.Context, p pace, r report) error {
 			return err
 		}
 		fewer, ok := r.smaller()
+		patient := p.insists && turnedAway(err) && !saysTooLarge(e) && try < oddTries
 		switch {
-		case ok:
+		case ok && !patient:
 			r = fewer
 		case !p.insists || !turnedAway(err) || !pause(ctx, resendDelay(try, p.ceiling, 0)):
 			return err
 		}
 	}
 }
+
+// saysTooLarge says whether a call was turned away for its size for certain, by the words of gRPC's own limit.
+func saysTooLarge(e *Error) bool { return strings.Contains(e.Message, "larger than max") }
 
 func (c *Client) tellOnce(ctx context.Context, p pace, r report) error {
 	if r.complete != nil {

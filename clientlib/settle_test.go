@@ -156,6 +156,33 @@ func TestAReportThatIsNotTakenIsSentWithLess(t *testing.T) {
 	}
 }
 
+// A limit of rate passes, and what was left out of a report for it would be lost. One that does not pass may be one of size after all.
+func TestAReportKeepsItsBodyThroughALimitOfRate(t *testing.T) {
+	for limited, keeps := range map[int]bool{1: true, oddTries: true, oddTries + 1: false} {
+		synctest.Test(t, func(t *testing.T) {
+			refused := 0
+			client, s := scriptedClient(t, Config{}, func(_ context.Context, _ int, request proto.Message) (proto.Message, error) {
+				if _, ok := request.(*idemv1.CompleteRequest); ok && refused < limited {
+					refused++
+					return nil, status.Error(codes.ResourceExhausted, "429 (Too Many Requests)")
+				}
+				return grant(request, time.Minute), nil
+			})
+			if _, err := client.Do(t.Context(), testRef, testPrint(t), respond("body"), rerun); err != nil {
+				t.Error(err)
+			}
+			sent := s.of("Complete")
+			last, _ := sent[len(sent)-1].request.(*idemv1.CompleteRequest)
+			if len(sent) != limited+1 || last.GetResponse().GetBodyOmitted() == keeps {
+				t.Errorf("turned away %d times: %d sent, the last one %v", limited, len(sent), last)
+			}
+			if err := client.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 func TestFailuresFitTheMessageLimit(t *testing.T) {
 	client, s := scriptedClient(t, Config{MaxMessageBytes: minMessageBytes}, func(_ context.Context, _ int, request proto.Message) (proto.Message, error) {
 		return grant(request, time.Minute), nil

@@ -166,6 +166,46 @@ func TestASyncThatFailsLeavesTheWriteUnknownAndUnseen(t *testing.T) {
 	}
 }
 
+// Each leaves less in the log than the one before, so that their ends would lie behind one another.
+func TestCommitsThatFailedOneAfterTheOtherDoNotLookLikeDamage(t *testing.T) {
+	t.Parallel()
+	var syncs atomic.Int64
+	everySecond := func() int32 {
+		if syncs.Add(1)%2 == 1 {
+			return sqlite3.SQLITE_IOERR_FSYNC
+		}
+		return sqlite3.SQLITE_OK
+	}
+	for name, sync := range map[string]*func() int32{
+		"no sync succeeds": failing(sqlite3.SQLITE_IOERR_FSYNC),
+		"what is left is taken away, and the next commit fails too": &everySecond,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, d := openOnTestDisk(t, Config{Dir: t.TempDir()})
+			pair(t, s, 1, 10)
+			var claims []ledger.Stamps
+			sizes := []int{400_000, 90_000, 60_000, 30_000, 10}
+			for n := range sizes {
+				claims = append(claims, mustWrite(t, s, claimed(int64(10+n))))
+			}
+			d.sync.Store(sync)
+			for n, size := range sizes {
+				if _, err := s.Write(t.Context(), completed(int64(10+n), claims[n], size)); !errors.Is(err, ledger.ErrUnknown) {
+					t.Fatalf("write %d: %v, want an unknown outcome", n, err)
+				}
+			}
+			if again := openForTest(t, Config{Dir: remains(t, s)}); !has(t, again, 1) || !has(t, again, 14) {
+				t.Error("an acknowledged entry is gone")
+			}
+			d.sync.Store(nil)
+			if w, err := s.Write(t.Context(), claimed(2)); err != nil || !w.Applied {
+				t.Errorf("on a disk that is well again: %+v, %v", w, err)
+			}
+		})
+	}
+}
+
 func TestAWriteThatChangesNothingStillBuriesAFailedCommit(t *testing.T) {
 	t.Parallel()
 	s, d := openOnTestDisk(t, Config{Dir: t.TempDir()})

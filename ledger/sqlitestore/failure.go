@@ -82,7 +82,7 @@ func ownFault(err error) bool {
 
 // commitFailure classes an error of COMMIT. The frames of a transaction are written to the log in order, the one with the commit mark
 // last, and a frame counts only with its right checksum. Where the disk was full or the lock not to be had, that frame is not there whole:
-// it did not happen. Any other error, above all of the sync, leaves a frame that the next opening may find, unless it is written over
+// it did not happen. Any other error, above all of the sync, leaves a frame that the next opening may find, unless it is cut off
 // first (see writer.ghost).
 func commitFailure(path string, err error) error {
 	switch resultCode(err) {

@@ -119,7 +119,7 @@ func openLayered(tls *libc.TLS, vfs, name, file uintptr, flags int32, out uintpt
 	methods := &at[sqlite3.Tsqlite3_file](file).FpMethods
 	f := &layered{real: at[sqlite3.Tsqlite3_io_methods](*methods), seals: s}
 	if kind == layerLog {
-		f.log = &logBuffers{}
+		f.log = &logBuffers{unsure: true}
 	}
 	layer.files.Store(file, f)
 	*methods = methodsOver(tls, kind, *methods)
@@ -201,7 +201,7 @@ func syncPages(tls *libc.TLS, file uintptr, flags int32) int32 {
 	if rc := f.seals.sync(); rc != sqlite3.SQLITE_OK {
 		return rc
 	}
-	return function[func(*libc.TLS, uintptr, int32) int32](f.real.FxSync)(tls, file, flags)
+	return f.sync(tls, file, flags)
 }
 
 // at is the C structure at p, which is not of Go's heap.

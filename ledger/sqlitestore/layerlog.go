@@ -25,6 +25,8 @@ type logBuffers struct {
 	at    int64   // where in the log it belongs
 	bytes int64
 	chain uintptr // a frame as it is read
+	// unsure: behind the last commit may lie what is left of one that failed, or that a crash cut off.
+	unsure bool
 }
 
 func (b *logBuffers) free(tls *libc.TLS) {
@@ -46,6 +48,11 @@ func overLog(methods *sqlite3.Tsqlite3_io_methods) {
 func writeFrames(tls *libc.TLS, file, buffer uintptr, amount int32, offset int64) int32 {
 	f := layeredFile(file)
 	b, size := f.log, int64(amount)
+	if b.unsure {
+		if rc := f.cutOff(tls, file, offset); rc != sqlite3.SQLITE_OK {
+			return rc
+		}
+	}
 	if b.bytes > 0 && (offset != b.at+b.bytes || b.bytes+size > logRunBytes) {
 		if rc := f.flush(tls, file); rc != sqlite3.SQLITE_OK {
 			return rc
@@ -79,7 +86,25 @@ func (f *layered) flush(tls *libc.TLS, file uintptr) int32 {
 	}
 	amount := int32(b.bytes) //nolint:gosec // at most logRunBytes
 	b.bytes = 0
-	return f.write(tls, file, b.run, amount, b.at)
+	rc := f.write(tls, file, b.run, amount, b.at)
+	b.unsure = b.unsure || rc != sqlite3.SQLITE_OK
+	return rc
+}
+
+// cutOff takes away what lies in the log from offset on, where the next commit begins, and makes sure of that before anything is written there. Commits that
+// failed one after the other would else leave their ends behind one another, and the next start would take that for damage (see checkLog): no power
+// failure spoils more than one.
+func (f *layered) cutOff(tls *libc.TLS, file uintptr, offset int64) int32 {
+	if rc := function[func(*libc.TLS, uintptr, int64) int32](f.real.FxTruncate)(tls, file, offset); rc != sqlite3.SQLITE_OK {
+		return rc
+	}
+	rc := f.sync(tls, file, sqlite3.SQLITE_SYNC_NORMAL)
+	f.log.unsure = rc != sqlite3.SQLITE_OK
+	return rc
+}
+
+func (f *layered) sync(tls *libc.TLS, file uintptr, flags int32) int32 {
+	return function[func(*libc.TLS, uintptr, int32) int32](f.real.FxSync)(tls, file, flags)
 }
 
 func syncFrames(tls *libc.TLS, file uintptr, flags int32) int32 {
@@ -87,7 +112,9 @@ func syncFrames(tls *libc.TLS, file uintptr, flags int32) int32 {
 	if rc := f.flush(tls, file); rc != sqlite3.SQLITE_OK {
 		return rc
 	}
-	return function[func(*libc.TLS, uintptr, int32) int32](f.real.FxSync)(tls, file, flags)
+	rc := f.sync(tls, file, flags)
+	f.log.unsure = f.log.unsure || rc != sqlite3.SQLITE_OK
+	return rc
 }
 
 func truncateFrames(tls *libc.TLS, file uintptr, size int64) int32 {

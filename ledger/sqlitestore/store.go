@@ -192,7 +192,7 @@ func (s *Store) writeAhead(ctx context.Context) error {
 	s.log = &walKeeper{conn: keeper, readers: s.readers, path: s.path + logSuffix, seals: s.seals, logger: s.cfg.Logger, limit: maxLogBytes}
 	s.writer.log = s.log
 	// Not for durability, which startClock sees to, but to start with an empty log. An operator's shell may be in the way.
-	if s.writer.leftovers, err = s.log.empty(); err != nil {
+	if _, err := s.log.empty(); err != nil {
 		return unreadable(s.path, err)
 	}
 	return nil

@@ -31,12 +31,9 @@ type writer struct {
 	stats  counters
 
 	// ghost: a COMMIT failed so that its frames may lie in the log behind the last good commit. No reader of this process sees them, but
-	// the next opening of the file might. The next batch is made to write, whatever it does: its frames go over the ghost's, and
-	// the chain of checksums ends behind them. That makes the outcome certain: it did not happen.
+	// the next opening of the file might. The next batch is made to write, whatever it does: before its frames the log is cut off
+	// behind the last good commit (see layered.cutOff). That makes the outcome certain: it did not happen.
 	ghost bool
-	// leftovers: frames of commits that failed, or that a crash cut off, may lie in the log behind the last good one. Those of two commits would look like
-	// damage to the next start (see checkLog), so the log is emptied as soon as nobody is in the way.
-	leftovers bool
 	// failed: the last batch was not committed. Ready then tries one.
 	failed atomic.Bool
 }
@@ -179,11 +176,6 @@ func (w *writer) transact(batch []*job, errs []error, careful bool) error {
 		err = commitFailure(w.seals.path, err)
 		w.ghost = w.ghost || errors.Is(err, ledger.ErrUnknown)
 		return err
-	}
-	if w.leftovers = w.leftovers || w.ghost; w.leftovers {
-		busy, err := w.log.empty()
-		w.seals.note(err)
-		w.leftovers = busy || err != nil
 	}
 	w.ghost = false
 	w.count(len(batch), time.Since(started))

@@ -66,10 +66,14 @@ func TestDaemonsWhoseClocksAreWrong(t *testing.T) {
 	if scale() < 2 {
 		t.Skip("SKIPPED: builds the standard library anew, a minute's work. make prove runs it, with SCALE=2 or more")
 	}
-	d := prepareForPrograms(t)
+	onEachEngine(t, clocksAreWrong)
+}
+
+func clocksAreWrong(t *testing.T, url string) {
+	d := prepare(t, url)
 	var daemons []daemon
 	for _, ahead := range []time.Duration{2 * lease, -2 * lease, 0} {
-		p := programs.skewed.Start(t, []string{fmt.Sprintf("%s=%.0f", clockVariable, ahead.Seconds())}, "--store", d.urls[0])
+		p := programs.skewed.Start(t, []string{fmt.Sprintf("%s=%.0f", clockVariable, ahead.Seconds())}, "--store", d.program(t))
 		if wrong := p.Off().Abs() > lease; wrong != (ahead != 0) {
 			t.Fatalf("a daemon whose clock should be %v ahead logs times that are %v off", ahead, p.Off())
 		}

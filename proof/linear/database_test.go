@@ -4,10 +4,10 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"net/url"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/idemd/idemd/ledger/sqlstore"
@@ -23,6 +23,23 @@ type database struct {
 	ahead     time.Duration
 }
 
+// storesClock is how the store has the database read its clock. If it did so in other words, the leases of real daemons would never end here.
+const storesClock = "(extract(epoch FROM clock_timestamp()) * 1000000)::INT8"
+
+// onEachEngine runs a test on an empty database of each engine. What is not installed is skipped.
+func onEachEngine(t *testing.T, test func(t *testing.T, url string)) {
+	t.Helper()
+	for _, engine := range []struct {
+		name string
+		url  func(testing.TB) string
+	}{{"PostgreSQL", pgtest.URL}, {"CockroachDB", pgtest.CockroachURL}} {
+		t.Run(engine.name, func(t *testing.T) {
+			t.Parallel()
+			test(t, engine.url(t))
+		})
+	}
+}
+
 func prepare(t testing.TB, urls ...string) *database {
 	t.Helper()
 	if err := sqlstore.Migrate(t.Context(), sqlstore.Config{URL: urls[0]}, nil); err != nil {
@@ -34,7 +51,7 @@ func prepare(t testing.TB, urls ...string) *database {
 	}
 	defer func() { _ = conn.Close(context.Background()) }()
 	d := &database{urls: urls, cockroach: conn.PgConn().ParameterStatus("crdb_version") != ""}
-	d.clockSQL = "((extract(epoch FROM clock_timestamp()) * 1000000)::INT8 + (SELECT ahead_us FROM proof_clock))"
+	d.clockSQL = "(" + storesClock + " + (SELECT ahead_us FROM proof_clock))"
 	setUp := []string{"CREATE TABLE proof_clock (ahead_us INT8 NOT NULL)", "INSERT INTO proof_clock VALUES (0)"}
 	if !d.cockroach {
 		// A subselect would see the table as it stood when the statement began. A function sees the clock move, as clock_timestamp() does.
@@ -49,24 +66,12 @@ func prepare(t testing.TB, urls ...string) *database {
 	return d
 }
 
-// prepareForPrograms does the same for real daemons, whose clock's expression is their own: a clock_timestamp() of ours stands before the database's
-// in the search path.
-func prepareForPrograms(t testing.TB) *database {
+// program is the URL of a way to the database for a real daemon, in which the clock that can be set ahead takes the place of the database's.
+func (d *database) program(t testing.TB) string {
 	t.Helper()
-	u, err := url.Parse(pgtest.URL(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	query := u.Query()
-	query.Set("search_path", "public,pg_catalog")
-	u.RawQuery = query.Encode()
-	d := prepare(t, u.String())
-	err = d.execute(t.Context(), "CREATE FUNCTION public.clock_timestamp() RETURNS timestamptz LANGUAGE plpgsql VOLATILE AS "+
-		"'BEGIN RETURN pg_catalog.clock_timestamp() + (SELECT ahead_us FROM proof_clock) * interval ''1 microsecond''; END'")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
+	proxy := pgtest.NewProxy(t, d.urls[0])
+	proxy.Replace(storesClock, d.clockSQL)
+	return proxy.URL()
 }
 
 // lapse sets the clock ahead, again and again until the database says that it is done: setting it twice is setting it once.
@@ -118,68 +123,140 @@ func (d *database) daemon(t testing.TB, url string) daemon {
 // database itself does not know; and shutting down, after which it may have committed or not.
 var sqlStates = []string{"40001", "40P01", "40003", "57P01"}
 
-// badWeather plants faults in the ways to the database: connections are cut before and after a statement, and errors come with and without
-// the statement having been carried out.
-func badWeather(proxies []*pgtest.Proxy, stall func(context.Context, time.Duration)) func(context.Context, *rand.Rand) {
+// faults are what a way to the database does to statements.
+var faults = map[pgtest.Fault]string{
+	pgtest.CutBefore: "connection cut before a statement", pgtest.CutAfter: "connection cut after a statement",
+	pgtest.FailBefore: "before a statement", pgtest.FailAfter: "after a statement",
+	pgtest.StallBefore: "statement stalled on its way", pgtest.StallAfter: "answer stalled on its way",
+}
+
+// badWeather plants faults in the ways to the database: connections are cut before and after a statement, errors come with and without the statement having
+// been carried out, and statements and answers are stalled, on their way and by whoever has locked the rows.
+func (d *database) badWeather(proxies []*pgtest.Proxy) func(context.Context, *rand.Rand) {
 	return func(ctx context.Context, rng *rand.Rand) {
 		for ctx.Err() == nil {
 			p := proxies[rng.IntN(len(proxies))]
 			before := p.Hits()
-			fault, code := pgtest.Fault(1+rng.IntN(4)), sqlStates[rng.IntN(len(sqlStates))]
+			fault, code := pgtest.Fault(1+rng.IntN(len(faults))), sqlStates[rng.IntN(len(sqlStates))]
 			if fault == pgtest.FailAfter && (code == "40001" || code == "40P01") {
 				code = "40003" // those two say that nothing is left: a database that says so afterwards would be lying
 			}
 			p.Arm(fault, "/* idemd:", code, 1+rng.IntN(3))
-			if stall != nil && rng.IntN(6) == 0 {
-				length := time.Duration(rng.IntN(40)) * time.Millisecond
-				if scale() > 1 && rng.IntN(10) == 0 {
-					length = time.Duration(1+rng.IntN(3)) * time.Second
-					count("statements stalled for seconds", 1)
-				}
-				stall(ctx, length)
-				count("statements stalled", 1)
+			if rng.IntN(6) == 0 {
+				d.stall(ctx, stallLength(rng))
 			}
-			pass(ctx, time.Duration(1+rng.IntN(20))*time.Millisecond)
+			length, name := time.Duration(1+rng.IntN(20))*time.Millisecond, faults[fault]
+			switch fault {
+			case pgtest.CutBefore, pgtest.CutAfter:
+			case pgtest.FailBefore, pgtest.FailAfter:
+				name = code + " " + name
+			case pgtest.StallBefore, pgtest.StallAfter:
+				length = stallLength(rng)
+				name += forSeconds(length)
+			}
+			pass(ctx, length)
 			p.Disarm()
-			name := map[pgtest.Fault]string{pgtest.CutBefore: "cut before", pgtest.CutAfter: "cut after", pgtest.FailBefore: code + " before", pgtest.FailAfter: code + " after"}[fault]
 			count(name, p.Hits()-before)
 		}
 	}
 }
 
-// stall holds every write up for a while.
+// stallLength is how long something is stalled: for moments, and in the long form for seconds now and then.
+func stallLength(rng *rand.Rand) time.Duration {
+	if scale() > 1 && rng.IntN(10) == 0 {
+		return time.Duration(1+rng.IntN(3)) * time.Second
+	}
+	return time.Duration(rng.IntN(40)) * time.Millisecond
+}
+
+// forSeconds names a stall of seconds for what it is.
+func forSeconds(length time.Duration) string {
+	if length < time.Second {
+		return ""
+	}
+	return ", for seconds"
+}
+
+// stall holds writes up for a while.
 func (d *database) stall(ctx context.Context, length time.Duration) {
-	conn, err := pgx.Connect(ctx, d.urls[0])
+	release, err := d.lock(ctx)
 	if err != nil {
 		return
 	}
-	defer func() { _ = conn.Close(context.Background()) }()
-	if _, err := conn.Exec(ctx, "BEGIN; LOCK TABLE idemd_entries IN EXCLUSIVE MODE"); err == nil {
-		pass(ctx, length)
+	defer release()
+	pass(ctx, length)
+	count("rows locked"+forSeconds(length), 1)
+}
+
+// lock has a transaction lock the rows of all entries, so that nobody writes one until it is over. On CockroachDB, where an update is the only lock that
+// everybody minds, nobody reads one either; new entries are made there meanwhile.
+func (d *database) lock(ctx context.Context) (release func(), err error) {
+	conn, err := pgx.Connect(ctx, d.urls[0])
+	if err != nil {
+		return nil, err
+	}
+	release = func() { _ = conn.Close(context.Background()) }
+	lock := "LOCK TABLE idemd_entries IN EXCLUSIVE MODE"
+	if d.cockroach {
+		lock = "UPDATE idemd_entries SET written_at = written_at"
+	}
+	if _, err := conn.Exec(ctx, "BEGIN; "+lock); err != nil {
+		release()
+		return nil, err
+	}
+	return release, nil
+}
+
+// TestALockStallsCalls: if it did not, nothing would be stalled in any history, and nobody would know. What came of a call in the middle is not known; sent
+// again afterwards it goes well.
+func TestALockStallsCalls(t *testing.T) {
+	t.Parallel()
+	onEachEngine(t, aLockStallsCalls)
+}
+
+func aLockStallsCalls(t *testing.T, url string) {
+	d := prepare(t, url)
+	ledger := d.daemon(t, url)
+	granted := ledger.begin(t.Context(), "key", uuid.New(), call{kind: begin}, 0)
+	release, err := d.lock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	short := func() context.Context {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		t.Cleanup(cancel)
+		return ctx
+	}
+	if got := ledger.extend(short(), "key", granted.token); got.what != nobodyKnows { // a report would outlast its caller's time
+		t.Errorf("an extension while the row was locked: %v", got)
+	}
+	if got := ledger.lookup(short(), "key"); (got.what == "view") == d.cockroach {
+		t.Errorf("a lookup while the row was locked: %v", got)
+	}
+	release()
+	if got := ledger.extend(t.Context(), "key", granted.token); got.what != "renewed" {
+		t.Errorf("the extension sent again: %v", got)
 	}
 }
 
 func TestDaemonsOnPostgreSQLUnderFaults(t *testing.T) {
 	t.Parallel()
-	underFaults(t, 3, func() *database { return prepare(t, pgtest.URL(t)) })
+	underFaults(t, 3, pgtest.URL(t))
 }
 
 func TestDaemonsOnCockroachDBUnderFaults(t *testing.T) {
 	t.Parallel()
-	underFaults(t, 2, func() *database { return prepare(t, pgtest.CockroachURL(t)) })
+	underFaults(t, 2, pgtest.CockroachURL(t))
 }
 
-func underFaults(t *testing.T, n int, fresh func() *database) {
-	d := fresh()
+func underFaults(t *testing.T, n int, url string) {
+	d := prepare(t, url)
 	daemons, proxies := d.daemons(t, 3)
-	stall := d.stall
-	if d.cockroach {
-		stall = nil // it has no LOCK TABLE
-	}
 	seeds(t, n, func(seed uint64) {
 		play{
 			daemons: daemons, keys: 6, clients: 12, steps: 20, limit: fewRuns, deadlines: true, operators: true, lapse: d.lapse,
-			weather: badWeather(proxies, stall),
+			weather: d.badWeather(proxies),
 		}.run(t, seed)
 	})
 }

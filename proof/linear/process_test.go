@@ -47,12 +47,16 @@ func TestTheDaemonOnTheEmbeddedStoreIsKilled(t *testing.T) {
 	})
 }
 
-// TestDaemonsOnPostgreSQLAreKilled: two processes on one database, one or the other of which is always being killed, while leases end and claims
-// are taken over.
-func TestDaemonsOnPostgreSQLAreKilled(t *testing.T) {
+// TestDaemonsAreKilled: two processes on one database, one or the other of which is always being killed, while leases end and claims are taken over. Their
+// callers use streams, too.
+func TestDaemonsAreKilled(t *testing.T) {
 	t.Parallel()
-	d := prepareForPrograms(t)
-	a, b := programs.real.Start(t, nil, "--store", d.urls[0]), programs.real.Start(t, nil, "--store", d.urls[0])
+	onEachEngine(t, daemonsAreKilled)
+}
+
+func daemonsAreKilled(t *testing.T, url string) {
+	d := prepare(t, url)
+	a, b := programs.real.Start(t, nil, "--store", d.program(t)), programs.real.Start(t, nil, "--store", d.program(t))
 	seeds(t, 1, func(seed uint64) {
 		daemons := append(byEveryWay(t, wireTo(a.Conn(), seed)), byEveryWay(t, wireTo(b.Conn(), seed+1))...)
 		h := play{

@@ -1,6 +1,7 @@
 package pgtest
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -27,6 +28,10 @@ const (
 	FailBefore
 	// FailAfter lets the server finish and passes an error on instead of its answer.
 	FailAfter
+	// StallBefore keeps the exchange from the server until [Proxy.Disarm]. It reaches the server then, whether the client is still there or not.
+	StallBefore
+	// StallAfter lets the server finish, and keeps its answer back until [Proxy.Disarm].
+	StallAfter
 )
 
 // Proxy passes PostgreSQL's protocol between clients and a server, without TLS, and plants faults in it. CockroachDB speaks the same.
@@ -36,19 +41,24 @@ type Proxy struct {
 	network  string
 	url      string
 
-	mu     sync.Mutex
-	armed  []armed
-	hits   int
-	conns  map[net.Conn]struct{}
-	closed bool
-	wait   sync.WaitGroup
+	mu       sync.Mutex
+	armed    []armed
+	disarmed chan struct{} // closed by the next Disarm
+	replaced []replacement
+	hits     int
+	conns    map[net.Conn]struct{}
+	closed   bool
+	wait     sync.WaitGroup
 }
+
+type replacement struct{ old, by []byte }
 
 type armed struct {
 	fault    Fault
 	code     string
 	contains string
 	left     int // how many more times; negative: for ever
+	disarmed <-chan struct{}
 }
 
 // NewProxy starts a proxy to the server of a database URL, and stops it when the test ends.
@@ -58,7 +68,7 @@ func NewProxy(t testing.TB, databaseURL string) *Proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Proxy{network: "tcp", target: u.Host, conns: map[net.Conn]struct{}{}}
+	p := &Proxy{network: "tcp", target: u.Host, conns: map[net.Conn]struct{}{}, disarmed: make(chan struct{})}
 	query := u.Query()
 	if dir := query.Get("host"); dir != "" {
 		port := u.Port()
@@ -87,14 +97,38 @@ func (p *Proxy) URL() string { return p.url }
 func (p *Proxy) Arm(fault Fault, contains, code string, times int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.armed = append(p.armed, armed{fault, code, contains, times})
+	p.armed = append(p.armed, armed{fault, code, contains, times, p.disarmed})
 }
 
-// Disarm removes all faults.
+// Disarm removes all faults, and lets what is stalled go on.
 func (p *Proxy) Disarm() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.disarm()
+}
+
+func (p *Proxy) disarm() {
 	p.armed = nil
+	close(p.disarmed)
+	p.disarmed = make(chan struct{})
+}
+
+// Replace has a part of the text of statements replaced by another on its way to the server, wherever it stands, from the next statement that is prepared on.
+func (p *Proxy) Replace(old, by string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.replaced = append(p.replaced, replacement{[]byte(old), []byte(by)})
+}
+
+// rewritten is a message that has the text of a statement in it, with what is to be replaced.
+func (p *Proxy) rewritten(message []byte) []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	body := message[5:]
+	for _, r := range p.replaced {
+		body = bytes.ReplaceAll(body, r.old, r.by)
+	}
+	return append(binary.BigEndian.AppendUint32([]byte{message[0]}, uint32(4+len(body))), body...)
 }
 
 // Hits is how many faults there have been.
@@ -162,6 +196,7 @@ func (p *Proxy) close() {
 	_ = p.listener.Close()
 	p.mu.Lock()
 	p.closed = true
+	p.disarm()
 	for c := range p.conns {
 		_ = c.Close()
 	}
@@ -251,6 +286,9 @@ func (s *session) readExchange() (exchange []byte, texts []string, err error) {
 		if err != nil {
 			return exchange, texts, err
 		}
+		if kind == 'P' || kind == 'Q' {
+			message = s.proxy.rewritten(message)
+		}
 		exchange = append(exchange, message...)
 		body := message[5:]
 		switch kind {
@@ -282,8 +320,16 @@ func (s *session) answer(exchange []byte, texts []string) bool {
 		_, err := s.client.Write(errorAnswer(a.code))
 		return err == nil
 	}
+	if faulty && a.fault == StallBefore {
+		<-a.disarmed
+		faulty = false
+	}
 	if _, err := s.server.Write(exchange); err != nil {
 		return false
+	}
+	if faulty && a.fault == StallAfter {
+		<-a.disarmed
+		faulty = false
 	}
 	for {
 		kind, message, err := readMessage(s.server)

@@ -126,7 +126,7 @@ func DecideSweep(e *Entry, now Time) (SweepAction, *Write) {
 		}
 		c := e.Clone()
 		c.DueAt = Never
-		return SweepHold, &Write{Scope: e.Scope, Guard: revisionGuard(e), Put: c}
+		return SweepHold, &Write{Scope: e.Scope, Guard: revisionGuard(e), Put: c, Idle: true}
 	case Lapsed, Expired:
 		if e.Closed {
 			return SweepNothing, nil
@@ -138,7 +138,7 @@ func DecideSweep(e *Entry, now Time) (SweepAction, *Write) {
 		c := e.Clone()
 		c.DueAt = e.ForgetAt()
 		c.close()
-		return action, &Write{Scope: e.Scope, Guard: revisionGuard(e), Put: c}
+		return action, &Write{Scope: e.Scope, Guard: revisionGuard(e), Put: c, Idle: true}
 	default:
 		return SweepNothing, nil
 	}

@@ -74,7 +74,7 @@ type Ledger struct {
 	waiters  *waiters
 	sweeper  *sweeper
 	presence presence
-	// calls counts the calls of callers that are under way, so that a sweep knows when to yield.
+	// calls counts the calls of callers, so that a sweep knows when to yield.
 	calls    atomic.Int64
 	draining atomic.Bool
 	drained  chan struct{}
@@ -237,7 +237,6 @@ const maxTries = 24
 // another attempt is at work and returns what is there then (nil: read it), or false to give up.
 func (l *Ledger) carryOut(ctx context.Context, scope ScopeID, req Request, env Env, wait func(Reading) (*Reading, bool)) (decided, error) {
 	l.calls.Add(1)
-	defer l.calls.Add(-1)
 	d := decided{since: l.presence.seen()}
 	seen := l.replayable(scope, req)
 	var w *Write

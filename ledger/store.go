@@ -136,6 +136,8 @@ type Write struct {
 	MinIncarnation Time
 	Settle         *Settle
 	Extend         *Extend
+	// Idle: no caller waits for it. A store may let all else go first, as long as it does not put it off for ever.
+	Idle bool
 }
 
 // Settle ends the current attempt with its report. What it does to a row is [Entry.Settled].

@@ -59,6 +59,8 @@ type sweeper struct {
 	mu     sync.Mutex // one sweep at a time in this daemon
 	bounds [Shards]Cursor
 	since  time.Time // when the bounds were last dropped, by the monotonic clock
+	calls  int64     // how many calls of callers there had been at the last look
+	busy   bool      // there had been some since the look before
 }
 
 func newSweeper(l *Ledger, every time.Duration) *sweeper {
@@ -103,6 +105,7 @@ func (s *sweeper) sweep(ctx context.Context, r SweepRequest, progress func(Sweep
 	if s.since.IsZero() || time.Since(s.since) > sweepRescan {
 		s.bounds, s.since = [Shards]Cursor{}, time.Now()
 	}
+	s.look()
 	var total SweepProgress
 	for shard := range Shards {
 		if err := s.sweepShard(ctx, shard, r, &total, progress); err != nil {
@@ -160,18 +163,27 @@ func (s *sweeper) sweepShard(ctx context.Context, shard int, r SweepRequest, tot
 				return err
 			}
 		}
-		if !page.More || len(page.Entries) == 0 {
+		if len(page.Entries) == 0 {
 			return nil
 		}
 		if err := s.yield(ctx, time.Since(began)); err != nil {
 			return err
 		}
+		if !page.More {
+			return nil
+		}
 	}
 }
 
-// yield leaves the store to callers for as long as the last batch took it, while there are any.
+// look sees whether anybody calls.
+func (s *sweeper) look() {
+	calls := s.ledger.calls.Load()
+	s.busy, s.calls = calls != s.calls, calls
+}
+
+// yield leaves the store to callers for as long as the last batch took it, if there are any.
 func (s *sweeper) yield(ctx context.Context, took time.Duration) error {
-	if s.ledger.calls.Load() == 0 {
+	if s.look(); !s.busy {
 		return ctx.Err()
 	}
 	timer := time.NewTimer(min(took, sweepYield))
@@ -243,9 +255,9 @@ func (s *sweeper) sweepEntries(ctx context.Context, page Page, dry bool) (SweepP
 func (s *sweeper) writeAll(ctx context.Context, writes []*Write, missed map[ScopeID]bool) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	atOnce := sweepWriters
-	if s.ledger.calls.Load() == 0 {
-		atOnce = sweepBatch
+	atOnce := sweepBatch
+	if s.busy {
+		atOnce = sweepWriters
 	}
 	places := make(chan struct{}, atOnce)
 	for _, w := range writes {

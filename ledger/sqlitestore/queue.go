@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/idemd/idemd/ledger"
 )
@@ -16,7 +17,13 @@ const (
 	bytesOfWork = 256 << 10
 	// laterShare is how much of a full batch is left to the work that may wait, so that it is slowed down and never starved.
 	laterShare = maxBatch / 8
-	// queueLength is how many jobs wait in each of the two lines; the next callers wait outside, as long as their contexts let them.
+	// idleShare is how much of any batch is left to what nobody waits for, and idleTimes how many times the callers' part of the batch it may be: a pair of
+	// writes of a caller makes two for the sweeper in the end, so with less it would never catch up.
+	idleShare = 8
+	idleTimes = 2
+	// callersLinger is how long after a caller's write the next one is expected. While none is, what nobody waits for may fill the batches.
+	callersLinger = 100 * time.Millisecond
+	// queueLength is how many jobs wait in each of the lines; the next callers wait outside, as long as their contexts let them.
 	queueLength = 4 * maxBatch
 )
 
@@ -24,6 +31,7 @@ const (
 type job struct {
 	ctx    context.Context
 	weight int
+	idle   bool // nobody waits for it
 	// do runs the job's statements inside the batch's transaction, and leaves its result where its caller will find it. It may be run
 	// again if the batch had to be rolled back.
 	do func(w *writer, now ledger.Time) (changed bool, err error)
@@ -57,17 +65,19 @@ func (j *job) finish(err error) {
 	close(j.done)
 }
 
-// queue is the two lines in front of the writer: reports and renewals go first, new grants and forgetting wait.
+// queue is the three lines in front of the writer: reports and renewals go first, new grants wait, and what nobody waits for takes what is left.
 type queue struct {
 	sooner  chan *job
 	later   chan *job
+	idle    chan *job
+	callers time.Time     // when a batch last had a caller's job in it; the writer's
 	closing chan struct{} // closed by Close: nothing is taken in any more
 	stopped chan struct{} // closed by the writer when it has finished what was queued
 }
 
 func newQueue() *queue {
 	return &queue{
-		sooner: make(chan *job, queueLength), later: make(chan *job, queueLength),
+		sooner: make(chan *job, queueLength), later: make(chan *job, queueLength), idle: make(chan *job, queueLength),
 		closing: make(chan struct{}), stopped: make(chan struct{}),
 	}
 }
@@ -82,7 +92,7 @@ func (q *queue) submit(ctx context.Context, line chan *job, j *job) error {
 		return errClosed
 	default:
 	}
-	j.ctx, j.done = ctx, make(chan struct{})
+	j.ctx, j.done, j.idle = ctx, make(chan struct{}), line == q.idle
 	select {
 	case line <- j:
 	case <-ctx.Done():
@@ -116,11 +126,29 @@ func (q *queue) wait(ctx context.Context, j *job) error {
 	}
 }
 
-// fill adds to the batch what is queued, without waiting.
-func (q *queue) fill(batch []*job, weight int) []*job {
+// fill makes a batch of first, if there is one, and what is queued, without waiting. What nobody waits for makes a batch a little longer for callers, and
+// not much: they wait for all of it.
+func (q *queue) fill(batch []*job, first *job, now time.Time) []*job {
+	weight, idle := 0, 0
+	if first != nil && first.take() {
+		batch = append(batch, first)
+		if first.idle {
+			idle = first.weight
+		} else {
+			weight = first.weight
+		}
+	}
 	batch, weight = drain(q.sooner, batch, weight, maxBatch-laterShare)
 	batch, weight = drain(q.later, batch, weight, maxBatch)
-	batch, _ = drain(q.sooner, batch, weight, maxBatch)
+	batch, weight = drain(q.sooner, batch, weight, maxBatch)
+	if weight > 0 {
+		q.callers = now
+	}
+	share := maxBatch
+	if now.Sub(q.callers) < callersLinger {
+		share = max(idleShare, min(idleTimes*weight, maxBatch-weight))
+	}
+	batch, _ = drain(q.idle, batch, idle, share)
 	return batch
 }
 

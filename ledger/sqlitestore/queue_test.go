@@ -5,6 +5,7 @@ import (
 	"errors"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/idemd/idemd/ledger"
 )
@@ -179,7 +180,7 @@ func TestReportsGoAheadOfGrantsAndDoNotStarveThem(t *testing.T) {
 		q.sooner <- report
 		grants[grant], reports[report] = true, true
 	}
-	batch := q.fill(nil, 0)
+	batch := q.fill(nil, nil, time.Now())
 	if len(batch) != maxBatch {
 		t.Fatalf("a batch of %d, want %d", len(batch), maxBatch)
 	}
@@ -190,14 +191,75 @@ func TestReportsGoAheadOfGrantsAndDoNotStarveThem(t *testing.T) {
 	}
 }
 
-func TestForgettingManyRowsFillsABatchByItself(t *testing.T) {
+// What nobody waits for makes callers wait a little longer, and has all of the store only while nobody calls.
+func TestWhatNobodyWaitsForLeavesTheStoreToCallers(t *testing.T) {
 	t.Parallel()
-	q := newQueue()
-	for _, weight := range []int{ledger.MaxForgetBatch, 1} {
-		q.later <- &job{ctx: t.Context(), weight: weight, done: make(chan struct{})}
+	const recently = callersLinger / 2
+	for _, c := range []struct {
+		name    string
+		callers int           // with a write in the queue
+		since   time.Duration // the last one before
+		want    int           // of those that nobody waits for
+	}{
+		{"nobody calls", 0, time.Hour, maxBatch},
+		{"somebody has just called", 0, recently, idleShare},
+		{"somebody called a while ago", 0, callersLinger, maxBatch},
+		{"one calls", 1, time.Hour, idleShare},
+		{"many call", 40, recently, 40 * idleTimes},
+		{"more call than there is room for", 2 * maxBatch, recently, idleShare},
+	} {
+		q, now := newQueue(), time.Now()
+		q.callers = now.Add(-c.since)
+		for range c.callers {
+			q.sooner <- &job{ctx: t.Context(), weight: 1, done: make(chan struct{})}
+		}
+		for range 2 * maxBatch {
+			q.idle <- &job{ctx: t.Context(), weight: 1, idle: true, done: make(chan struct{})}
+		}
+		got := 0
+		for _, j := range q.fill(nil, nil, now) {
+			if j.idle {
+				got++
+			}
+		}
+		if got != c.want {
+			t.Errorf("%s: %d in a batch, want %d", c.name, got, c.want)
+		}
+		first := <-q.idle
+		if batch := q.fill(nil, first, now); len(batch) == 0 || batch[0] != first {
+			t.Errorf("%s: what was taken from the queue is in no batch", c.name)
+		}
 	}
-	if batch := q.fill(nil, 0); len(batch) != 1 {
-		t.Errorf("%d jobs share a batch with a thousand rows to forget", len(batch)-1)
+}
+
+// Rows to forget are many small jobs, so that callers get between them.
+func TestForgettingManyRowsLeavesRoomForCallers(t *testing.T) {
+	t.Parallel()
+	s := openForTest(t, Config{Dir: t.TempDir()})
+	var rows []ledger.Row
+	for n := range int64(100) {
+		pair(t, s, n, 10)
+		r, err := s.Get(t.Context(), scopeOf(n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows = append(rows, ledger.Row{Scope: r.Entry.Scope, Incarnation: r.Entry.Incarnation, Revision: r.Entry.Revision})
+	}
+	release := stall(t, s)
+	forgotten := make(chan int, 1)
+	go func() {
+		n, err := s.Forget(t.Context(), rows)
+		if err != nil {
+			t.Error(err)
+		}
+		forgotten <- n
+	}()
+	for s.Stats().Queued < len(rows)/idleShare {
+		runtime.Gosched()
+	}
+	release()
+	if n := <-forgotten; n != len(rows) {
+		t.Errorf("%d forgotten, want %d", n, len(rows))
 	}
 }
 

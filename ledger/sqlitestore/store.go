@@ -388,7 +388,7 @@ type Stats struct {
 func (s *Store) Stats() Stats {
 	c := &s.writer.stats
 	return Stats{
-		Queued:  len(s.queue.sooner) + len(s.queue.later),
+		Queued:  len(s.queue.sooner) + len(s.queue.later) + len(s.queue.idle),
 		Batches: c.batches.Load(), Writes: c.writes.Load(), LargestBatch: c.largestBatch.Load(),
 		CommitTime: time.Duration(c.commitNanos.Load()), CommitFailures: c.commitFailures.Load(), RedoneBatches: c.redone.Load(),
 		LogBytes: s.log.bytes.Load(), LogEmptied: s.log.emptied.Load(), ClockAlarms: s.ClockAlarms(),

@@ -3,8 +3,11 @@ package sqlitestore
 import (
 	"context"
 	"database/sql/driver"
+	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"github.com/idemd/idemd/ledger"
 )
@@ -37,7 +40,10 @@ func (s *Store) Write(ctx context.Context, w ledger.Write) (ledger.Written, erro
 		return ledger.Written{}, unavailable("write", err)
 	}
 	line := s.queue.sooner
-	if w.Guard.Kind == ledger.GuardAbsent {
+	switch {
+	case w.Idle:
+		line = s.queue.idle
+	case w.Guard.Kind == ledger.GuardAbsent:
 		line = s.queue.later
 	}
 	p := prepare(w)
@@ -242,14 +248,30 @@ func (s *Store) Forget(ctx context.Context, rows []ledger.Row) (int, error) {
 		return 0, ctx.Err()
 	}
 	rows = append([]ledger.Row(nil), rows...) // the caller may leave before the writer does
+	var parts sync.WaitGroup
+	var forgotten atomic.Int64
+	errs := make([]error, (len(rows)+idleShare-1)/idleShare)
+	for i := range errs {
+		parts.Go(func() {
+			n, err := s.forget(ctx, rows[i*idleShare:min((i+1)*idleShare, len(rows))])
+			forgotten.Add(int64(n))
+			errs[i] = err
+		})
+	}
+	parts.Wait()
+	return int(forgotten.Load()), errors.Join(errs...)
+}
+
+// forget forgets a few rows in one transaction.
+func (s *Store) forget(ctx context.Context, rows []ledger.Row) (int, error) {
 	var forgotten int
-	err := s.queue.submit(ctx, s.queue.later, &job{weight: len(rows), do: func(wr *writer, _ ledger.Time) (bool, error) {
+	err := s.queue.submit(ctx, s.queue.idle, &job{weight: len(rows), do: func(wr *writer, _ ledger.Time) (bool, error) {
 		var err error
 		forgotten, err = wr.forget(rows)
 		return forgotten > 0, err
 	}})
 	if err != nil {
-		return 0, err
+		return 0, err // and not forgotten: the writer may be at it still
 	}
 	return forgotten, nil
 }

@@ -59,6 +59,7 @@ func (w *writer) run() {
 		select {
 		case first = <-w.queue.sooner:
 		case first = <-w.queue.later:
+		case first = <-w.queue.idle:
 		case <-ticker.C:
 			w.mark()
 			continue
@@ -66,22 +67,17 @@ func (w *writer) run() {
 			w.finish(batch)
 			return
 		}
-		batch = batch[:0]
-		weight := 0
-		if first.take() {
-			batch, weight = append(batch, first), first.weight
-		}
 		// The callers of the batch before have just been told; those on this processor come back with their next write if they get
 		// a turn before this batch is closed.
 		runtime.Gosched()
-		w.commit(w.queue.fill(batch, weight))
+		w.commit(w.queue.fill(batch[:0], first, time.Now()))
 	}
 }
 
 // finish does what was queued when the store was closed, and writes down the time.
 func (w *writer) finish(batch []*job) {
 	for {
-		batch = w.queue.fill(batch[:0], 0)
+		batch = w.queue.fill(batch[:0], nil, time.Now())
 		if len(batch) == 0 {
 			break
 		}

@@ -78,18 +78,18 @@ func validateFingerprints(fps []Fingerprint) *Refusal {
 		return invalid(ReasonInvalidFingerprint, "fingerprints", fmt.Sprintf("must be 1 to %d", MaxFingerprints))
 	}
 	for i, fp := range fps {
-		field := "fingerprints[" + strconv.Itoa(i) + "]"
+		wrong := func(part, message string) *Refusal {
+			return invalid(ReasonInvalidFingerprint, "fingerprints["+strconv.Itoa(i)+"]."+part, message)
+		}
 		switch {
 		case fp.Algorithm == "" || len(fp.Algorithm) > MaxAlgorithmChars || strings.Trim(fp.Algorithm, algorithmChars) != "":
-			return invalid(ReasonInvalidFingerprint, field+".algorithm",
-				fmt.Sprintf("must be 1 to %d characters of a-z, 0-9, '-', '.', '_'", MaxAlgorithmChars))
+			return wrong("algorithm", fmt.Sprintf("must be 1 to %d characters of a-z, 0-9, '-', '.', '_'", MaxAlgorithmChars))
 		case len(fp.Hash) < MinHashBytes || len(fp.Hash) > MaxHashBytes:
-			return invalid(ReasonInvalidFingerprint, field+".hash", fmt.Sprintf("must have %d to %d bytes", MinHashBytes, MaxHashBytes))
+			return wrong("hash", fmt.Sprintf("must have %d to %d bytes", MinHashBytes, MaxHashBytes))
 		case i > 0 && fp.Algorithm == fps[0].Algorithm:
-			return invalid(ReasonInvalidFingerprint, field+".algorithm", "must differ from the other fingerprint's")
+			return wrong("algorithm", "must differ from the other fingerprint's")
 		case isDigestOfNothing(fp):
-			return invalid(ReasonInvalidFingerprint, field+".hash",
-				"is the digest of empty input: the request was probably hashed after its body had been read")
+			return wrong("hash", "is the digest of empty input: the request was probably hashed after its body had been read")
 		}
 	}
 	return nil

@@ -15,8 +15,8 @@ import (
 // a second, which took a tenth of its processor time.
 
 const (
-	// heapGrowth is by how many percent the heap grows over what lives before it is collected: three times as large, where Go's default is twice.
-	heapGrowth = 200
+	// heapGrowth is by how many percent the heap grows over what lives before it is collected: five times as large, where Go's default is twice.
+	heapGrowth = 400
 	// cachePercent is how much of a container's memory SQLite's caches may take, which the collector does not see.
 	cachePercent = 40
 	// goPercent is how much of what is left Go may use. The rest is for what neither counts: a transaction larger than its cache, the program itself.

@@ -45,9 +45,16 @@
 //
 // # The write-ahead log's size
 //
-// A commit that finds 16 MiB in the log copies them to the file as far as no reader is in the way. Where readers are in the way again and
+// Once 16 MiB are in the log they are copied to the file, as far as no reader is in the way, while commits go on; what came meanwhile the writer copies
+// between two commits, and the log begins at its front again. Where readers are in the way again and
 // again, the store holds back new reads at 64 MiB for a moment and empties the log. A reader that it can not hold back, as a [Backup]
 // under way or an operator's shell with an open transaction, lets the log grow, with a warning in the log of the daemon; nobody has to wait for it.
+//
+// Two connections at once, one that copies and one that writes, is what SQLite's versions before 3.51.3 could damage a database by, where the log was begun anew
+// in the same moment (https://sqlite.org/wal.html, "the WAL-reset bug"). This one is newer, and the log is never whole when the copying beside it begins.
+//
+// A sync of the file that failed is never made up for by a later one: the operating system may have dropped the pages that it could not write. From then on the
+// log is kept, whatever its length, until the next start copies all of it again.
 //
 // # Damage
 //

@@ -1,6 +1,7 @@
 package sqlitestore
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -195,13 +196,23 @@ func writePage(tls *libc.TLS, file, buffer uintptr, amount int32, offset int64) 
 	return function[func(*libc.TLS, uintptr, uintptr, int32, int64) int32](f.real.FxWrite)(tls, file, buffer, amount, offset)
 }
 
-// syncPages makes the seals durable with the pages: after it, SQLite lets go of the log.
+// syncPages makes the seals durable with the pages: after it, SQLite lets go of the log. After a sync that failed no other may succeed: what it did not keep is
+// not written again, since SQLite counts the pages that it copied as copied, and the system tells of a page that it could not write only once. So the log
+// stays, and the next start copies all of it anew.
 func syncPages(tls *libc.TLS, file uintptr, flags int32) int32 {
 	f := layeredFile(file)
-	if rc := f.seals.sync(); rc != sqlite3.SQLITE_OK {
-		return rc
+	if f.seals.unkept.Load() {
+		return sqlite3.SQLITE_IOERR_FSYNC
 	}
-	return f.sync(tls, file, flags)
+	if err := f.seals.sync(); err != nil {
+		f.seals.lost(err)
+		return sqlite3.SQLITE_IOERR_FSYNC
+	}
+	rc := f.sync(tls, file, flags)
+	if rc != sqlite3.SQLITE_OK {
+		f.seals.lost(errors.New("SQLite could not sync it"))
+	}
+	return rc
 }
 
 // at is the C structure at p, which is not of Go's heap.

@@ -48,6 +48,7 @@ func overLog(methods *sqlite3.Tsqlite3_io_methods) {
 func writeFrames(tls *libc.TLS, file, buffer uintptr, amount int32, offset int64) int32 {
 	f := layeredFile(file)
 	b, size := f.log, int64(amount)
+	f.seals.logEnd.Store(offset + size)
 	if b.unsure {
 		if rc := f.cutOff(tls, file, offset); rc != sqlite3.SQLITE_OK {
 			return rc

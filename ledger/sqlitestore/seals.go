@@ -33,7 +33,13 @@ type seals struct {
 	file    atomic.Pointer[os.File]
 	covered atomic.Int64 // how many of SQLite's files were opened under the layer
 	damage  atomic.Pointer[error]
-	users   int // guarded by underLayer.mu
+	logEnd  atomic.Int64 // how far the log was written since it last began from its front, in bytes
+	// unkept: a sync of the database failed, so nobody knows which of its pages are on the disk. See syncPages.
+	unkept atomic.Bool
+	// database is for syncs behind SQLite's back; nil until the first. Closing it drops the locks that SQLite has on that file, so it stays open as
+	// long as any user's connection.
+	database *os.File
+	users    int // guarded by underLayer.mu
 }
 
 const (
@@ -98,10 +104,13 @@ func (s *seals) release() error {
 		return nil
 	}
 	delete(underLayer.byPath, s.path)
-	if file := s.file.Load(); file != nil {
-		return file.Close()
+	var errs []error
+	for _, file := range []*os.File{s.file.Load(), s.database} {
+		if file != nil {
+			errs = append(errs, file.Close())
+		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // damaged notes that part of the database is not what was written, and is what SQLite is told of it.
@@ -187,11 +196,44 @@ func (s *seals) set(number int64, page *[pageBytes]byte) int32 {
 	return sqlite3.SQLITE_OK
 }
 
-func (s *seals) sync() int32 {
-	if file := s.file.Load(); file != nil && file.Sync() != nil {
-		return sqlite3.SQLITE_IOERR_FSYNC
+func (s *seals) sync() error {
+	if file := s.file.Load(); file != nil {
+		return dataSync(file)
 	}
-	return sqlite3.SQLITE_OK
+	return nil
+}
+
+// syncDatabase makes durable what was written of pages and seals so far. It may run while SQLite goes on writing; only one at a time.
+func (s *seals) syncDatabase() error {
+	if s.unkept.Load() {
+		return errUnkept
+	}
+	if s.database == nil {
+		file, err := os.Open(s.path)
+		if err != nil {
+			return err
+		}
+		s.database = file
+	}
+	err := s.sync()
+	if err == nil {
+		err = dataSync(s.database)
+	}
+	if err != nil {
+		s.lost(err)
+	}
+	return err
+}
+
+var errUnkept = errors.New("an earlier sync of the database failed")
+
+// lost notes that a sync of the database failed.
+func (s *seals) lost(err error) {
+	if s.unkept.Swap(true) {
+		return
+	}
+	s.logger.Error("the disk did not keep what was written to the database. Nothing is lost: the write-ahead log has it, and is kept until the next start, which "+
+		"writes it again. It grows until then: look at the disk, then start the daemon again", "file", s.path, "error", err)
 }
 
 // begin seals every page as it stands, under a name that does not count yet. It must run before SQLite opens the database: closing any other descriptor

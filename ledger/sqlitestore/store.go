@@ -49,8 +49,8 @@ var (
 		"mmap_size = 0", // all reads go through the layer
 	}
 	writerPragmas = []string{
-		"secure_delete = fast", // what is erased is overwritten where that costs no page more
-		fmt.Sprintf("wal_autocheckpoint = %d", autoCheckpointPages),
+		"secure_delete = fast",   // what is erased is overwritten where that costs no page more
+		"wal_autocheckpoint = 0", // see walKeeper
 		fmt.Sprintf("journal_size_limit = %d", maxLogBytes),
 	}
 )
@@ -189,7 +189,7 @@ func (s *Store) writeAhead(ctx context.Context) error {
 	if err != nil {
 		return unreadable(s.path, err)
 	}
-	s.log = &walKeeper{conn: keeper, readers: s.readers, path: s.path + logSuffix, seals: s.seals, logger: s.cfg.Logger, limit: maxLogBytes}
+	s.log = newWALKeeper(keeper, s.readers, s.seals, s.cfg.Logger)
 	s.writer.log = s.log
 	// Not for durability, which startClock sees to, but to start with an empty log. An operator's shell may be in the way.
 	if _, err := s.log.empty(); err != nil {
@@ -262,6 +262,7 @@ func (s *Store) release() error {
 		errs = append(errs, (<-s.readers).close())
 	}
 	if s.log != nil {
+		s.log.finish()
 		s.settleLog()
 		errs = append(errs, s.log.conn.close())
 	}
@@ -277,7 +278,7 @@ func (s *Store) release() error {
 // settleLog empties the log while this process still is there to seal what it writes. SQLite itself does it when the last connection of all processes is
 // closed, and that may be one of an operator's shell that only read.
 func (s *Store) settleLog() {
-	if s.seals.soundness() != nil {
+	if s.seals.soundness() != nil || s.seals.unkept.Load() {
 		return
 	}
 	busy, err := s.log.empty()

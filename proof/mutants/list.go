@@ -219,6 +219,14 @@ var otherMutants = []mutant{
 		old: "	if b.unsure {\n", new: "	if b.unsure && false {\n",
 	},
 	{
+		name: "the log is let go after a failed sync of the database", file: "ledger/sqlitestore/layer.go", suites: [][]string{embedded},
+		old: "	if f.seals.unkept.Load() {\n", new: "	if f.seals.unkept.Load() && false {\n",
+	},
+	{
+		name: "a sweep of many rows is one transaction", file: "ledger/sqlitestore/queue.go", suites: [][]string{embedded},
+		old: "share = max(idleShare, min(idleTimes*weight, maxBatch-weight))", new: "share = maxBatch",
+	},
+	{
 		name: "SQLite forgets a row that changed", file: "ledger/sqlitestore/write.go", suites: [][]string{embedded},
 		old: " || row.entry.Revision != rows[i].Revision {", new: " {",
 	},

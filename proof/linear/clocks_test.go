@@ -69,11 +69,11 @@ func TestDaemonsWhoseClocksAreWrong(t *testing.T) {
 	onEachEngine(t, clocksAreWrong)
 }
 
-func clocksAreWrong(t *testing.T, url string) {
-	d := prepare(t, url)
+func clocksAreWrong(t *testing.T, urls ...string) {
+	d := prepare(t, urls...)
 	var daemons []daemon
-	for _, ahead := range []time.Duration{2 * lease, -2 * lease, 0} {
-		p := programs.skewed.Start(t, []string{fmt.Sprintf("%s=%.0f", clockVariable, ahead.Seconds())}, "--store", d.program(t))
+	for i, ahead := range []time.Duration{2 * lease, -2 * lease, 0} {
+		p := programs.skewed.Start(t, []string{fmt.Sprintf("%s=%.0f", clockVariable, ahead.Seconds())}, "--store", d.program(t, i))
 		if wrong := p.Off().Abs() > lease; wrong != (ahead != 0) {
 			t.Fatalf("a daemon whose clock should be %v ahead logs times that are %v off", ahead, p.Off())
 		}

@@ -54,9 +54,9 @@ func TestDaemonsAreKilled(t *testing.T) {
 	onEachEngine(t, daemonsAreKilled)
 }
 
-func daemonsAreKilled(t *testing.T, url string) {
-	d := prepare(t, url)
-	a, b := programs.real.Start(t, nil, "--store", d.program(t)), programs.real.Start(t, nil, "--store", d.program(t))
+func daemonsAreKilled(t *testing.T, urls ...string) {
+	d := prepare(t, urls...)
+	a, b := programs.real.Start(t, nil, "--store", d.program(t, 0)), programs.real.Start(t, nil, "--store", d.program(t, 1))
 	seeds(t, 1, func(seed uint64) {
 		daemons := append(byEveryWay(t, wireTo(a.Conn(), seed)), byEveryWay(t, wireTo(b.Conn(), seed+1))...)
 		h := play{

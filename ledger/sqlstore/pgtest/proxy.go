@@ -61,14 +61,15 @@ type armed struct {
 	disarmed <-chan struct{}
 }
 
-// NewProxy starts a proxy to the server of a database URL, and stops it when the test ends.
+// NewProxy starts a proxy to the server of a database URL, the first where it names several, and stops it when the test ends.
 func NewProxy(t testing.TB, databaseURL string) *Proxy {
 	t.Helper()
 	u, err := url.Parse(databaseURL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Proxy{network: "tcp", target: u.Host, conns: map[net.Conn]struct{}{}, disarmed: make(chan struct{})}
+	first, _, _ := strings.Cut(u.Host, ",")
+	p := &Proxy{network: "tcp", target: first, conns: map[net.Conn]struct{}{}, disarmed: make(chan struct{})}
 	query := u.Query()
 	if dir := query.Get("host"); dir != "" {
 		port := u.Port()

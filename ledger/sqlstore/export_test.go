@@ -74,3 +74,13 @@ func HoldConn(t testing.TB, s *Store) (release func()) {
 
 // WaitingReads is how many reads wait to be gathered.
 func WaitingReads(s *Store) int { return len(s.reads.places) }
+
+// InLine is how many writes stand in a lane, in the order in which they will go.
+func InLine(s *Store) (n int) {
+	s.gather.mu.Lock()
+	defer s.gather.mu.Unlock()
+	for _, l := range s.gather.lanes() {
+		n += len(l.calls)
+	}
+	return n
+}

@@ -51,6 +51,7 @@ const (
 	ReasonInvalidRequest     Reason = "INVALID_REQUEST"
 	ReasonQuota              Reason = "QUOTA"
 	ReasonStoreUnavailable   Reason = "STORE_UNAVAILABLE"
+	ReasonBadRow             Reason = "BAD_ROW"
 	ReasonDraining           Reason = "DRAINING"
 	ReasonSweepElsewhere     Reason = "SWEEP_ELSEWHERE"
 	ReasonInternal           Reason = "INTERNAL"

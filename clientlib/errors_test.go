@@ -80,6 +80,7 @@ func TestWhatACallerHearsOfABeginThatWasNotAnswered(t *testing.T) {
 	}{
 		"no answer":                {local(codes.Unavailable, "", ""), codes.Unavailable, ReasonLedgerUnavailable},
 		"its store is away":        {server(codes.Unavailable, ReasonStoreUnavailable), codes.Unavailable, ReasonStoreUnavailable},
+		"its row is bad":           {server(codes.DataLoss, ReasonBadRow), codes.DataLoss, ReasonBadRow},
 		"our credentials are bad":  {local(codes.Unauthenticated, "", ""), codes.Unavailable, ReasonLedgerUnavailable},
 		"and it says so itself":    {server(codes.Unauthenticated, ReasonPermissionDenied), codes.Unavailable, ReasonLedgerUnavailable},
 		"another tenant":           {server(codes.PermissionDenied, ReasonPermissionDenied), codes.PermissionDenied, ReasonPermissionDenied},

@@ -168,7 +168,7 @@ func TestWhichRefusalsEndTheWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for reason, ends := range map[Reason]bool{
 			ReasonClaimLost: true, ReasonAlreadySettled: true, ReasonExpired: true, ReasonEntryNotFound: true,
-			ReasonStoreUnavailable: false, ReasonPermissionDenied: false, ReasonInternal: false,
+			ReasonStoreUnavailable: false, ReasonPermissionDenied: false, ReasonInternal: false, ReasonBadRow: false,
 		} {
 			c, _ := scriptedClient(t, Config{}, func(_ context.Context, _ int, request proto.Message) (proto.Message, error) {
 				if _, ok := request.(*idemv1.ExtendRequest); ok {

@@ -30,6 +30,7 @@ func TestResending(t *testing.T) {
 			tries:    4, err: errAny,
 		},
 		"its own time":   {refusals: []error{status.Error(codes.DeadlineExceeded, "")}, tries: 2},
+		"a bad row":      {refusals: []error{(&Error{Code: codes.DataLoss, Reason: ReasonBadRow}).GRPCStatus().Err(), away}, tries: 1, err: sentinel(ReasonBadRow)},
 		"refused":        {refusals: []error{(&Error{Code: codes.FailedPrecondition, Reason: ReasonExpired}).GRPCStatus().Err()}, tries: 1, err: ErrExpired},
 		"without a hint": {refusals: []error{status.Error(codes.ResourceExhausted, "")}, tries: 1, err: errAny},
 	} {

@@ -661,3 +661,39 @@ func TestAnOutcomeIsNotGivenUpWhileNobodyWantsUs(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A bad row stays bad until somebody puts it right: the outcome is not sent again and again, and the caller has its answer. Where a Begin is refused for one, the
+// work is not run, also where it would be without a ledger.
+func TestABadRowIsNotAskedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		bad := (&Error{Code: codes.DataLoss, Reason: ReasonBadRow}).GRPCStatus().Err()
+		refuseBegin := false
+		c, s := scriptedClient(t, Config{}, func(_ context.Context, _ int, request proto.Message) (proto.Message, error) {
+			if _, begin := request.(*idemv1.BeginRequest); begin && !refuseBegin {
+				return grant(request, time.Minute), nil
+			}
+			return nil, bad
+		})
+		result, err := c.Do(t.Context(), testRef, testPrint(t), respond("x"), rerun)
+		if err != nil || string(result.Response.Body) != "x" {
+			t.Errorf("%+v, %v", result, err)
+		}
+		refuseBegin = true
+		open := rerun
+		open.FailOpen = true
+		_, err = c.Do(t.Context(), testRef, testPrint(t), func(context.Context, Claim) (Response, error) {
+			t.Error("the work was run")
+			return Response{}, nil
+		}, open)
+		if !errors.Is(err, sentinel(ReasonBadRow)) || status.Code(err) != codes.DataLoss {
+			t.Error(err)
+		}
+		<-time.After(time.Hour)
+		if completes, begins := len(s.of("Complete")), len(s.of("Begin")); completes != 1 || begins != 2 {
+			t.Errorf("%d Completes, %d Begins", completes, begins)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}

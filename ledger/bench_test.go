@@ -45,7 +45,9 @@ func (b *bench) open(cfg ledger.Config) *ledger.Ledger {
 	if cfg.SweepEvery == 0 {
 		cfg.SweepEvery = -1
 	}
-	cfg.Logger = slog.New(slog.DiscardHandler)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
 	l, err := ledger.New(b.t.Context(), cfg)
 	b.must(err)
 	return l

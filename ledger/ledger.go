@@ -74,6 +74,7 @@ type Ledger struct {
 	waiters  *waiters
 	sweeper  *sweeper
 	presence presence
+	badRows  badRows
 	// calls counts the calls of callers, so that a sweep knows when to yield.
 	calls    atomic.Int64
 	draining atomic.Bool
@@ -321,6 +322,7 @@ func (l *Ledger) write(ctx context.Context, w *Write, d *decided) (done bool, er
 	took := time.Since(began)
 	l.observer.StoreCall("write", took, err)
 	l.presence.observe(ctx, written.Stamps.Now, err)
+	err = l.named(ctx, w.Scope, err)
 	switch {
 	case errors.Is(err, ErrUnknown):
 		d.tried, d.own = true, d.own || w.Extend == nil
@@ -345,7 +347,7 @@ func (l *Ledger) get(ctx context.Context, scope ScopeID) (Reading, error) {
 	l.observer.StoreCall("get", time.Since(began), err)
 	l.presence.observe(ctx, reading.Now, err)
 	if err != nil {
-		return Reading{}, contextOrStore(ctx, err)
+		return Reading{}, contextOrStore(ctx, l.named(ctx, scope, err))
 	}
 	return reading, nil
 }
@@ -373,6 +375,8 @@ func storeRefusal(err error) error {
 		r.Message = "the store did not say whether the write happened; resend the same call to learn it"
 	case errors.Is(err, ErrContended):
 		r.Message = "other calls on the same entry got in the way for too long; resend the same call"
+	case errors.Is(err, ErrBadRow):
+		return badRow(err)
 	}
 	r.RetryAfter, r.Cause = storeRetryAfter, err
 	return r

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"slices"
@@ -189,7 +190,7 @@ type listToken struct {
 }
 
 // List returns entries as they are now, by tenant and operation, without answer, evidence, earlier attempts and resolutions: those are for
-// Lookup. It refuses with INVALID_PAGE, INVALID_REQUEST and STORE_UNAVAILABLE.
+// Lookup. It goes past bad rows, which the log names. It refuses with INVALID_PAGE, INVALID_REQUEST and STORE_UNAVAILABLE.
 func (l *Ledger) List(ctx context.Context, r ListRequest) (ListResult, error) {
 	size := orDefault(r.PageSize, defaultPageSize)
 	switch {
@@ -269,7 +270,7 @@ func (w *listWalk) run(ctx context.Context) (ListResult, error) {
 		if err != nil {
 			return ListResult{}, err
 		}
-		scanned += len(page.Entries)
+		scanned += len(page.Entries) + len(page.Bad)
 		for _, e := range page.Entries {
 			w.q.After = w.cursorAt(e)
 			if !w.matches(e, page.Now) {
@@ -358,7 +359,7 @@ type SkippedEntry struct {
 
 // Erase takes everything personal out of a tenant's entries: answers, evidence, holders, principals, reasons, and tenant, operation and key
 // themselves. A tombstone stays, so that a late retry is still recognised. It can be resent until it reports nothing skipped. It refuses with
-// INVALID_TENANT, INVALID_REQUEST and STORE_UNAVAILABLE.
+// INVALID_TENANT, INVALID_REQUEST and STORE_UNAVAILABLE; and, having erased all else, with BAD_ROW where a row could not be.
 func (l *Ledger) Erase(ctx context.Context, caller Caller, r EraseRequest, progress func(EraseProgress) error) (EraseProgress, error) {
 	var total EraseProgress
 	if refusal := validatePart(ReasonInvalidTenant, "tenant", r.Tenant, MaxTenantChars); refusal != nil {
@@ -368,6 +369,7 @@ func (l *Ledger) Erase(ctx context.Context, caller Caller, r EraseRequest, progr
 		return total, invalid(ReasonInvalidRequest, "created_until", "must be set: entries created after it are kept")
 	}
 	caller.Operator = true
+	var left int64
 	q := PageQuery{Order: ByScope, Tenant: r.Tenant, CreatedUntil: Time(r.CreatedUntil.UnixMicro()), Limit: sweepBatch, Lean: true}
 	for {
 		page, err := l.page(ctx, q)
@@ -376,11 +378,11 @@ func (l *Ledger) Erase(ctx context.Context, caller Caller, r EraseRequest, progr
 		}
 		total.SkippedEntries = nil
 		skipped := make([]*SkippedEntry, len(page.Entries))
-		done, err := eachEntry(page.Entries, func(i int, e *Entry) (err error) {
+		done, bad, err := eachEntry(page, page.Entries, func(i int, e *Entry) (err error) {
 			skipped[i], err = l.eraseOne(ctx, caller, e, q.CreatedUntil, r.Force)
 			return err
 		})
-		total.Examined, total.Erased = total.Examined+done, total.Erased+done
+		total.Examined, total.Erased, left = total.Examined+done+bad, total.Erased+done, left+bad
 		for _, s := range skipped {
 			if s != nil {
 				total.Erased, total.Skipped, total.SkippedEntries = total.Erased-1, total.Skipped+1, append(total.SkippedEntries, *s)
@@ -389,14 +391,14 @@ func (l *Ledger) Erase(ctx context.Context, caller Caller, r EraseRequest, progr
 		if err != nil {
 			return total, err
 		}
-		total.Done = !page.More
+		total.Done = !page.More && left == 0
 		if progress != nil {
 			if err := progress(total); err != nil {
 				return total, err
 			}
 		}
-		if total.Done {
-			return total, nil
+		if !page.More {
+			return total, passedOver(left)
 		}
 		q.After = page.Next
 	}
@@ -406,8 +408,10 @@ func (l *Ledger) Erase(ctx context.Context, caller Caller, r EraseRequest, progr
 // millions would take hours; all at once they would crowd callers out.
 const pageWriters = 8
 
-// eachEntry does something to every entry of a page, and returns to how many it was done. After an error no further one is begun.
-func eachEntry(entries []*Entry, do func(i int, e *Entry) error) (done int64, err error) {
+// eachEntry does something to some entries of a page, and returns to how many it was done, and how many rows are bad, those among them that the page could
+// not read. After any other error no further one is begun.
+func eachEntry(page Page, entries []*Entry, do func(i int, e *Entry) error) (done, bad int64, err error) {
+	bad = int64(len(page.Bad))
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	places := make(chan struct{}, pageWriters)
@@ -425,6 +429,8 @@ func eachEntry(entries []*Entry, do func(i int, e *Entry) error) (done int64, er
 			switch {
 			case failure == nil:
 				done++
+			case errors.Is(failure, ErrBadRow):
+				bad++
 			case err == nil:
 				err = failure
 			}
@@ -433,7 +439,7 @@ func eachEntry(entries []*Entry, do func(i int, e *Entry) error) (done int64, er
 		})
 	}
 	wg.Wait()
-	return done, err
+	return done, bad, err
 }
 
 // eraseOne erases an entry, or returns it as one that is skipped because it is live.
@@ -480,7 +486,8 @@ type ApplyProgress struct {
 }
 
 // ApplyPolicy brings the standing entries for which a stored policy counts under it. Retention and tombstone only ever grow. It can be resent
-// after a break. It refuses with INVALID_TENANT, INVALID_OPERATION, POLICY_NOT_FOUND and STORE_UNAVAILABLE.
+// after a break. It refuses with INVALID_TENANT, INVALID_OPERATION, POLICY_NOT_FOUND and STORE_UNAVAILABLE; and, having done all else, with BAD_ROW
+// where a row could not be read or written.
 func (l *Ledger) ApplyPolicy(ctx context.Context, r ApplyRequest, progress func(ApplyProgress) error) (ApplyProgress, error) {
 	var total ApplyProgress
 	if refusal := validatePart(ReasonInvalidTenant, "tenant", r.Tenant, MaxTenantChars); refusal != nil {
@@ -492,6 +499,7 @@ func (l *Ledger) ApplyPolicy(ctx context.Context, r ApplyRequest, progress func(
 	if _, err := l.GetPolicy(ctx, r.Tenant, r.Operation, false); err != nil {
 		return total, err
 	}
+	var left int64
 	q := PageQuery{Order: ByScope, Limit: sweepBatch, Lean: true}
 	if r.Tenant != "*" {
 		q.Tenant = r.Tenant
@@ -505,25 +513,25 @@ func (l *Ledger) ApplyPolicy(ctx context.Context, r ApplyRequest, progress func(
 			return total, err
 		}
 		var changed atomic.Int64
-		done, err := eachEntry(l.policies.under(policyName{r.Tenant, r.Operation}, page.Entries), func(_ int, e *Entry) error {
+		done, bad, err := eachEntry(page, l.policies.under(policyName{r.Tenant, r.Operation}, page.Entries), func(_ int, e *Entry) error {
 			did, err := l.applyOne(ctx, e, page.Now, r.DryRun)
 			if did {
 				changed.Add(1)
 			}
 			return err
 		})
-		total.Examined, total.Changed = total.Examined+done, total.Changed+changed.Load()
+		total.Examined, total.Changed, left = total.Examined+done+bad, total.Changed+changed.Load(), left+bad
 		if err != nil {
 			return total, err
 		}
-		total.Done = !page.More
+		total.Done = !page.More && left == 0
 		if progress != nil {
 			if err := progress(total); err != nil {
 				return total, err
 			}
 		}
-		if total.Done {
-			return total, nil
+		if !page.More {
+			return total, passedOver(left)
 		}
 		q.After = page.Next
 	}
@@ -580,7 +588,7 @@ const (
 )
 
 // Stats counts entries by tenant, operation and condition. It reads every row, in pages: on a ledger of millions it takes seconds to minutes. It
-// refuses with STORE_UNAVAILABLE.
+// refuses with STORE_UNAVAILABLE. Bad rows are not counted; the log names them.
 func (l *Ledger) Stats(ctx context.Context, r StatsRequest) (Stats, error) {
 	var out Stats
 	q := PageQuery{Order: ByScope, Tenant: r.Tenant, Limit: MaxPageRows, Lean: true}

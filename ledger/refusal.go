@@ -37,6 +37,7 @@ const (
 	ReasonInvalidRequest     Reason = "INVALID_REQUEST"
 	ReasonQuota              Reason = "QUOTA"
 	ReasonStoreUnavailable   Reason = "STORE_UNAVAILABLE"
+	ReasonBadRow             Reason = "BAD_ROW"
 	ReasonDraining           Reason = "DRAINING"
 	ReasonSweepElsewhere     Reason = "SWEEP_ELSEWHERE"
 	ReasonInternal           Reason = "INTERNAL"
@@ -49,7 +50,7 @@ func Reasons() []Reason {
 		ReasonEntryNotFound, ReasonPolicyNotFound, ReasonPolicyChanged, ReasonTooManyPolicies, ReasonClaimLive, ReasonPermissionDenied,
 		ReasonInvalidTenant, ReasonInvalidOperation, ReasonInvalidKey, ReasonInvalidFingerprint, ReasonInvalidAttemptID,
 		ReasonInvalidHolder, ReasonInvalidLease, ReasonInvalidWait, ReasonInvalidReport, ReasonInvalidReason, ReasonInvalidPolicy,
-		ReasonInvalidPage, ReasonInvalidRequest, ReasonQuota, ReasonStoreUnavailable, ReasonDraining, ReasonSweepElsewhere,
+		ReasonInvalidPage, ReasonInvalidRequest, ReasonQuota, ReasonStoreUnavailable, ReasonBadRow, ReasonDraining, ReasonSweepElsewhere,
 		ReasonInternal,
 	}
 }

@@ -11,8 +11,9 @@ import (
 //
 // ledger/storetest says by test what a Store must do.
 //
-// Errors: a method returns nil, a context error, or an error that wraps exactly one of [ErrUnavailable], [ErrUnknown] and [ErrContended]. A
-// context error says that the call did nothing because its caller left or ran out of time. It is no [ErrUnavailable]: that is about the store.
+// Errors: a method returns nil, a context error, or an error that wraps exactly one of [ErrUnavailable], [ErrUnknown], [ErrContended] and
+// [ErrBadRow]. A context error says that the call did nothing because its caller left or ran out of time. It is no [ErrUnavailable]: that is about
+// the store, as [ErrBadRow] is about a row. One bad row fails no call that is about others.
 // Normal outcomes (no row, guard did not hold) are results, not errors.
 type Store interface {
 	// Get reads one entry whole, linearizably, with the store's clock at the reading.
@@ -20,9 +21,10 @@ type Store interface {
 	// Write applies w in one round trip if its guard holds, and reports the stamps it set. The clock is read when the row is written, not
 	// when a statement that waits for a lock began, as far as the engine allows.
 	Write(ctx context.Context, w Write) (Written, error)
-	// Page lists entries in a fixed order from a remembered bound.
+	// Page lists entries in a fixed order from a remembered bound. It goes past bad rows, and names them.
 	Page(ctx context.Context, q PageQuery) (Page, error)
-	// Forget deletes the rows whose revision is unchanged, in one bounded batch of at most MaxForgetBatch, and reports how many.
+	// Forget deletes the rows whose revision is unchanged, in one bounded batch of at most MaxForgetBatch, and reports how many. It may leave bad
+	// rows where they are.
 	Forget(ctx context.Context, rows []Row) (int, error)
 	// Settings lists the settings of one kind, by name.
 	Settings(ctx context.Context, kind string) (Settings, error)
@@ -50,6 +52,9 @@ var (
 	ErrUnknown = errors.New("outcome of the write unknown")
 	// ErrContended: other writers got in the way until the retries were used up. It certainly did not happen.
 	ErrContended = errors.New("store contended")
+	// ErrBadRow: the store answered, and the row is the fault. What stands there makes no sense, or the schema refuses what was to be written. It
+	// certainly was not done, and the same call will fare no better until somebody has put the row right.
+	ErrBadRow = errors.New("bad row")
 )
 
 // StoreFault is what is wrong with a store, where the store can tell. An error that wraps [ErrUnavailable] or [ErrUnknown] may wrap one as well; it is told
@@ -234,12 +239,20 @@ type Cursor struct {
 	Scope     ScopeID
 }
 
-// Page is a run of entries. More says that there may be further ones behind Next.
+// Page is a run of entries. More says that there may be further ones behind Next. Entries and Bad together are at most as many as the limit.
 type Page struct {
 	Entries []*Entry
-	Next    Cursor
-	More    bool
-	Now     Time
+	// Bad are the rows of the run that could not be read.
+	Bad  []BadRow
+	Next Cursor
+	More bool
+	Now  Time
+}
+
+// BadRow is a row that could not be read. Err wraps [ErrBadRow].
+type BadRow struct {
+	Scope ScopeID
+	Err   error
 }
 
 // Row names a row as it was read.

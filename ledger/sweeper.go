@@ -43,7 +43,7 @@ type SweepProgress struct {
 	Lapsed    int64
 	Forgotten int64
 	Held      int64
-	// Missed changed or could not be written while the sweep looked at them; a later sweep comes back to them.
+	// Missed changed, or could not be read or written, while the sweep looked at them; a later sweep comes back to them.
 	Missed int64
 	Done   bool
 	// OldestDue is the due time of the oldest entry left behind; 0 if none.
@@ -163,7 +163,7 @@ func (s *sweeper) sweepShard(ctx context.Context, shard int, r SweepRequest, tot
 				return err
 			}
 		}
-		if len(page.Entries) == 0 {
+		if len(page.Entries)+len(page.Bad) == 0 {
 			return nil
 		}
 		if err := s.yield(ctx, time.Since(began)); err != nil {
@@ -207,7 +207,8 @@ func (p SweepProgress) addTo(total *SweepProgress) {
 
 // sweepEntries does what is due for one page, and returns the first entry it had to leave behind.
 func (s *sweeper) sweepEntries(ctx context.Context, page Page, dry bool) (SweepProgress, *Entry) {
-	batch := SweepProgress{Examined: int64(len(page.Entries)), Now: page.Now}
+	bad := int64(len(page.Bad))
+	batch := SweepProgress{Examined: int64(len(page.Entries)) + bad, Missed: bad, Now: page.Now}
 	var forget []Row
 	var writes []*Write
 	for _, e := range page.Entries {
@@ -243,7 +244,7 @@ func (s *sweeper) sweepEntries(ctx context.Context, page Page, dry bool) (SweepP
 			batch.Forgotten = int64(n)
 		}
 	}
-	batch.Missed = int64(len(missed))
+	batch.Missed += int64(len(missed))
 	for _, e := range page.Entries {
 		if missed[e.Scope] {
 			return batch, e
@@ -265,6 +266,7 @@ func (s *sweeper) writeAll(ctx context.Context, writes []*Write, missed map[Scop
 		wg.Go(func() {
 			defer func() { <-places }()
 			written, err := s.ledger.store.Write(ctx, *w)
+			err = s.ledger.named(ctx, w.Scope, err)
 			if err != nil || !written.Applied {
 				mu.Lock()
 				missed[w.Scope] = true
@@ -407,6 +409,9 @@ func (l *Ledger) page(ctx context.Context, q PageQuery) (Page, error) {
 	l.presence.observe(ctx, page.Now, err)
 	if err != nil {
 		return Page{}, contextOrStore(ctx, err)
+	}
+	for _, bad := range page.Bad {
+		_ = l.named(ctx, bad.Scope, bad.Err)
 	}
 	return page, nil
 }

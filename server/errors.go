@@ -63,6 +63,7 @@ var wireRules = map[ledger.Reason]wireRule{
 
 	ledger.ReasonQuota:            {code: codes.ResourceExhausted, retry: true},
 	ledger.ReasonStoreUnavailable: {code: codes.Unavailable, retry: true},
+	ledger.ReasonBadRow:           {code: codes.DataLoss},
 	ledger.ReasonDraining:         {code: codes.Unavailable, retry: true},
 	ledger.ReasonInternal:         {code: codes.Internal},
 }

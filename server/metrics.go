@@ -69,7 +69,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		storeErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "idemd_store_errors_total",
 			Help: "Calls to the store that failed, by class: unavailable (not done), unknown (may have been done; read back), contended (not " +
-				"done, others got in the way), context (the caller went away or ran out of time), other.",
+				"done, others got in the way), bad_row (not done, one row is the fault), context (the caller went away or ran out of time), other.",
 		}, []string{"call", "class"}),
 		waiting: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "idemd_waiting_calls", Help: "Begins that wait for another's claim now.",
@@ -114,6 +114,8 @@ func errorClass(err error) string {
 		return "contended"
 	case errors.Is(err, ledger.ErrUnavailable):
 		return "unavailable"
+	case errors.Is(err, ledger.ErrBadRow):
+		return "bad_row"
 	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		return "context"
 	default:

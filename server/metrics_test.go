@@ -112,17 +112,17 @@ func TestOutcomeWords(t *testing.T) {
 func TestMetricsObserveTheLedger(t *testing.T) {
 	t.Parallel()
 	m := NewMetrics(prometheus.NewRegistry())
-	for _, err := range []error{nil, ledger.ErrUnknown, ledger.ErrContended, ledger.ErrUnavailable, context.Canceled, context.DeadlineExceeded, errors.New("x")} {
+	for _, err := range []error{nil, ledger.ErrUnknown, ledger.ErrContended, ledger.ErrUnavailable, ledger.ErrBadRow, context.Canceled, context.DeadlineExceeded, errors.New("x")} {
 		m.StoreCall("get", time.Millisecond, err)
 	}
-	if got := collected(t, m.storeSeconds)[0]; got.count != 7 || got.labels["call"] != "get" {
+	if got := collected(t, m.storeSeconds)[0]; got.count != 8 || got.labels["call"] != "get" {
 		t.Errorf("store latency: %+v", got)
 	}
 	classes := map[string]float64{}
 	for _, s := range collected(t, m.storeErrors) {
 		classes[s.labels["class"]] = s.value
 	}
-	if want := map[string]float64{"unknown": 1, "contended": 1, "unavailable": 1, "context": 2, "other": 1}; fmt.Sprint(classes) != fmt.Sprint(want) {
+	if want := map[string]float64{"unknown": 1, "contended": 1, "unavailable": 1, "bad_row": 1, "context": 2, "other": 1}; fmt.Sprint(classes) != fmt.Sprint(want) {
 		t.Errorf("store errors: %v, want %v", classes, want)
 	}
 	m.Waiting(7)

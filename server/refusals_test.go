@@ -237,6 +237,11 @@ func whoAndWhenRefusals() []refusalCase {
 			defer r.daemon.Up()
 			return lookup(r)
 		}},
+		{reason: ledger.ReasonBadRow, code: codes.DataLoss, help: true, provoke: func(r *rig) error {
+			refuses := func(context.Context) error { return fmt.Errorf("CHECK constraint failed: %w", ledger.ErrBadRow) }
+			r.daemon.Store().Plan(storetest.On(storetest.Write, storetest.Script(storetest.Fault{Before: refuses})))
+			return second(r.Begin(r.ctx, beginRequest("k")))
+		}},
 		{reason: ledger.ReasonDraining, code: codes.Unavailable, retry: true, provoke: func(r *rig) error {
 			r.daemon.Ledger().Drain()
 			return second(r.Begin(r.ctx, beginRequest("k")))

@@ -71,6 +71,7 @@ var problemKinds = map[clientlib.Reason]problemKind{
 	clientlib.ReasonStoreUnavailable:  {http.StatusServiceUnavailable, "The request was not carried out", true},
 	clientlib.ReasonDraining:          {http.StatusServiceUnavailable, "The request was not carried out", true},
 	clientlib.ReasonInternal:          {http.StatusServiceUnavailable, "The request was not carried out", true},
+	clientlib.ReasonBadRow:            {http.StatusInternalServerError, "The ledger cannot use its record of this request", false},
 	clientlib.ReasonHashIncomparable:  {http.StatusInternalServerError, "The service cannot compare this request with the first one", false},
 	ReasonBodyAlreadyRead:             {http.StatusInternalServerError, "The service is not set up correctly", false},
 	ReasonNoOperation:                 {http.StatusInternalServerError, "The service is not set up correctly", false},

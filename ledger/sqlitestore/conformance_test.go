@@ -33,6 +33,27 @@ func openBackend(tb testing.TB) *storetest.Backend {
 			return s
 		},
 		Residue: func(tb testing.TB) int { return residue(tb, s) },
+		Spoil: func(tb testing.TB, scope ledger.ScopeID) {
+			spoil(tb, s, scope, "answer", sealed(scope, []byte("an answer of another version")))
+		},
+	}
+}
+
+// spoil puts something else in place of what stands in a row, so that only its reader can tell: pages and log are as they were written.
+func spoil(tb testing.TB, s *Store, scope ledger.ScopeID, column string, content any) {
+	tb.Helper()
+	head, tail := scopeKey(&scope)
+	err := s.queue.submit(tb.Context(), s.queue.sooner, &job{weight: 1, do: func(w *writer, _ ledger.Time) (bool, error) {
+		w.memory.forget(scope)
+		result, err := w.conn.exec("UPDATE entry SET "+column+" = ? WHERE scope_head = ? AND scope_tail = ?", content, head, tail)
+		if err != nil {
+			return false, err
+		}
+		n, _ := result.RowsAffected()
+		return n == 1, nil
+	}})
+	if err != nil {
+		tb.Fatal(err)
 	}
 }
 

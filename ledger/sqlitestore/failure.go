@@ -22,6 +22,18 @@ func unavailable(doing string, err error) error {
 	return fmt.Errorf("sqlitestore: %s: %w: %w", doing, ledger.ErrUnavailable, withFault(err))
 }
 
+// failed marks err as one of something that certainly did not happen, by the fault of its row or of the store.
+func failed(doing string, err error) error {
+	switch resultCode(err) {
+	case sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_RANGE:
+		return fmt.Errorf("sqlitestore: %s: %w: %w", doing, ledger.ErrBadRow, err)
+	}
+	if errors.Is(err, ledger.ErrBadRow) {
+		return fmt.Errorf("sqlitestore: %s: %w", doing, err)
+	}
+	return unavailable(doing, err)
+}
+
 // uncertain marks err as one after which a write may yet turn out to have happened.
 func uncertain(doing string, err error) error {
 	return fmt.Errorf("sqlitestore: %s: %w: %w", doing, ledger.ErrUnknown, withFault(err))
@@ -56,8 +68,14 @@ func isDamage(err error) bool {
 	}
 }
 
-func damaged(part string, e *ledger.Entry, err error) error {
-	return fmt.Errorf("%w: the %s of the entry in shard %d of incarnation %d: %w", ledger.FaultDamaged, part, e.Scope.Shard(), e.Incarnation, err)
+// unusable says of part of a row why it cannot be read. Where its checksum does not match, it is not what was written: damage. Where it does, whoever wrote
+// the row is the fault.
+func unusable(part string, e *ledger.Entry, err error) error {
+	var fault error = ledger.FaultDamaged
+	if !errors.Is(err, errChecksum) {
+		fault = ledger.ErrBadRow
+	}
+	return fmt.Errorf("%w: the %s of the entry in shard %d of incarnation %d: %w", fault, part, e.Scope.Shard(), e.Incarnation, err)
 }
 
 // resultCode is SQLite's primary result code, 0 for an error that is not SQLite's.

@@ -70,8 +70,8 @@ func TestANameOfAWriteThatFailedIsMadeAgain(t *testing.T) {
 	release := stall(t, s)
 	refused, good := submitted(t.Context(), s, bad), submitted(t.Context(), s, claimed(2))
 	release()
-	if o := <-refused; !errors.Is(o.err, ledger.ErrUnavailable) {
-		t.Fatalf("got %v, want unavailable", o.err)
+	if o := <-refused; !errors.Is(o.err, ledger.ErrBadRow) {
+		t.Fatalf("got %v, want a bad row", o.err)
 	}
 	if o := <-good; o.err != nil || !o.written.Applied {
 		t.Fatalf("%+v", o)

@@ -82,7 +82,7 @@ func TestOneBadWriteFailsAlone(t *testing.T) {
 	release := stall(t, s)
 	first, second, third := submitted(t.Context(), s, claimed(1)), submitted(t.Context(), s, bad), submitted(t.Context(), s, claimed(3))
 	release()
-	if o := <-second; !errors.Is(o.err, ledger.ErrUnavailable) || o.written.Applied {
+	if o := <-second; !errors.Is(o.err, ledger.ErrBadRow) || o.written.Applied {
 		t.Errorf("the bad one: %+v", o)
 	}
 	for _, o := range []outcome{<-first, <-third} {
@@ -116,8 +116,8 @@ func TestABadWriteLeavesNothingOfItsSeveralStatements(t *testing.T) {
 	release := stall(t, s)
 	bad, good := submitted(t.Context(), s, completed(1, w.Stamps, 10_000)), submitted(t.Context(), s, claimed(2))
 	release()
-	if o := <-bad; !errors.Is(o.err, ledger.ErrUnavailable) {
-		t.Fatalf("got %v, want unavailable", o.err)
+	if o := <-bad; !errors.Is(o.err, ledger.ErrBadRow) {
+		t.Fatalf("got %v, want a bad row", o.err)
 	}
 	if o := <-good; o.err != nil || !o.written.Applied {
 		t.Errorf("the good one of the same batch: %+v", o)

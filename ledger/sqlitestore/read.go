@@ -51,7 +51,7 @@ func (s *Store) read(ctx context.Context, doing string, do func(c *connection) e
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
 		return ctx.Err()
 	default:
-		return unavailable(doing, err)
+		return failed(doing, err)
 	}
 }
 
@@ -123,15 +123,23 @@ func (s *Store) Page(ctx context.Context, q ledger.PageQuery) (ledger.Page, erro
 		return c.snapshot(func() error {
 			for _, part := range pageStatements(q, now) {
 				// One row more than the page takes, to know whether there is one.
-				args := append(part.args, int64(q.Limit+1-len(page.Entries)))
+				args := append(part.args, int64(q.Limit+1-len(page.Entries)-len(page.Bad)))
 				err := c.query(ctx, part.sql, args, func(row []driver.Value) error {
-					if len(page.Entries) == q.Limit {
+					if len(page.Entries)+len(page.Bad) == q.Limit {
 						page.More = true
 						return nil
 					}
 					e, err := scan(row)
-					page.Entries = append(page.Entries, e)
-					return err
+					switch {
+					case err == nil:
+						page.Entries = append(page.Entries, e)
+					case errors.Is(err, ledger.ErrBadRow):
+						page.Bad = append(page.Bad, ledger.BadRow{Scope: e.Scope, Err: err})
+					default:
+						return err
+					}
+					page.Next = ledger.Cursor{Tenant: e.Ref.Tenant, Operation: e.Ref.Operation, DueAt: e.DueAt, Scope: e.Scope}
+					return nil
 				})
 				if err != nil || page.More {
 					return err
@@ -142,10 +150,6 @@ func (s *Store) Page(ctx context.Context, q ledger.PageQuery) (ledger.Page, erro
 	})
 	if err != nil {
 		return ledger.Page{}, err
-	}
-	if n := len(page.Entries); n > 0 {
-		last := page.Entries[n-1]
-		page.Next = ledger.Cursor{Tenant: last.Ref.Tenant, Operation: last.Ref.Operation, DueAt: last.DueAt, Scope: last.Scope}
 	}
 	return page, nil
 }

@@ -45,6 +45,7 @@ const readColumns = `e.scope_head, e.scope_tail, n.tenant, n.operation, e.key, e
 
 const readColumnCount = 16
 
+// scanEntry reads an entry. What it returns with an error is the entry as far as its columns say.
 func scanEntry(row []driver.Value) (*ledger.Entry, error) {
 	var e ledger.Entry
 	r := reader{row: row}
@@ -59,7 +60,7 @@ func scanEntry(row []driver.Value) (*ledger.Entry, error) {
 		e.Fingerprints, err = ledger.DecodeFingerprints(d.fingerprints)
 	}
 	if err != nil {
-		return nil, damaged("details", &e, err)
+		return &e, unusable("details", &e, err)
 	}
 	return &e, nil
 }
@@ -71,14 +72,14 @@ func scanBlobs(e *ledger.Entry, row []driver.Value) error {
 		e.Response, e.Failure, err = ledger.DecodeAnswer(answer)
 	}
 	if err != nil {
-		return damaged("answer", e, err)
+		return unusable("answer", e, err)
 	}
 	history, err := opened(e.Scope, row[2], row[3])
 	if err == nil {
 		err = ledger.DecodeHistory(history, e)
 	}
 	if err != nil {
-		return damaged("history", e, err)
+		return unusable("history", e, err)
 	}
 	return nil
 }
@@ -104,7 +105,7 @@ func scanGuarded(scope *ledger.ScopeID, row []driver.Value) (*guarded, error) {
 	e.Last.LeaseUntil, e.SettledAt = r.after(e), r.after(e)
 	var err error
 	if g.details, err = decodeDetails(e, r.bytes()); err != nil {
-		return nil, damaged("details", e, err)
+		return nil, unusable("details", e, err)
 	}
 	return g, nil
 }

@@ -281,6 +281,9 @@ func (w *writer) forget(rows []ledger.Row) (int, error) {
 	names := map[int64]struct{}{}
 	for i := range rows {
 		row, err := w.guarded(rows[i].Scope)
+		if errors.Is(err, ledger.ErrBadRow) {
+			continue // whoever swept it could not read it either
+		}
 		if err != nil {
 			return 0, err
 		}

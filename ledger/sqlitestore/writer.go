@@ -149,7 +149,7 @@ func (w *writer) transact(batch []*job, errs []error, careful bool) error {
 			return unavailable("write", err)
 		}
 		if err != nil {
-			errs[i] = unavailable("write", err)
+			errs[i] = failed("write", err)
 		}
 		if did && damage != nil {
 			errs[i] = unavailable("write", damage)

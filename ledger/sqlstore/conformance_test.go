@@ -51,6 +51,13 @@ func backend[S ledger.Store](tb testing.TB, d *database, open func(*database, te
 		Reopen:  func(tb testing.TB) ledger.Store { return open(d, tb) },
 		Residue: func(tb testing.TB) int { return d.count(tb, "idemd_entries") + d.count(tb, "idemd_bodies") },
 	}
+	b.Spoil = func(tb testing.TB, scope ledger.ScopeID) {
+		tb.Helper()
+		const spoil = "UPDATE idemd_entries SET answer = 'an answer of another version' WHERE scope_id = $1"
+		if tag, err := connect(tb, d.url).Exec(context.Background(), spoil, scope[:]); err != nil || tag.RowsAffected() != 1 {
+			tb.Errorf("%s: %s, %v", spoil, tag, err)
+		}
+	}
 	if !d.cockroach {
 		// CockroachDB does not show who waits for a row. TestC80TakeoverThatWaitsForTheRowGetsItsWholeLease runs on both.
 		b.Block = d.block

@@ -21,6 +21,8 @@ const (
 	unknown
 	// contended: it certainly did not happen, and trying again can help.
 	contended
+	// badRow: it certainly did not happen, and the row is the fault.
+	badRow
 	// unsent: the connection was found broken before anything was sent. Another one may be sound.
 	unsent
 )
@@ -31,6 +33,8 @@ func (c class) sentinel() error {
 		return ledger.ErrUnknown
 	case contended:
 		return ledger.ErrContended
+	case badRow:
+		return ledger.ErrBadRow
 	default:
 		return ledger.ErrUnavailable
 	}
@@ -71,7 +75,7 @@ func (e *Error) Error() string {
 	return text
 }
 
-// Unwrap gives the class, one of [ledger.ErrUnavailable], [ledger.ErrUnknown] and [ledger.ErrContended], and the context's error if
+// Unwrap gives the class, one of [ledger.ErrUnavailable], [ledger.ErrUnknown], [ledger.ErrContended] and [ledger.ErrBadRow], and the context's error if
 // the caller's context ended. Where nothing was done because of that, it gives the context's error alone: the store may be there.
 func (e *Error) Unwrap() []error {
 	var ended *contextEndedError
@@ -108,8 +112,8 @@ func classify(op string, k kind, err error) error {
 		out.Code = pgErr.Code
 	}
 	out.class = classOf(err, out.Code)
-	if k == reading && out.class == unknown {
-		out.class = unavailable
+	if k == reading && (out.class == unknown || out.class == badRow) {
+		out.class = unavailable // nothing was to be written: a row that cannot be read is notUsable's
 	}
 	return out
 }
@@ -153,6 +157,10 @@ func classOfCode(code string) class {
 		"XX", // internal error
 		"XA": // CockroachDB: range or node unavailable
 		return unknown
+	case "22", // data exception: a value that its type does not hold, a NUL in a text
+		"23", // a constraint: CHECK, NOT NULL
+		"54": // a row or an entry of an index that is longer than the engine takes
+		return badRow
 	}
 	return unavailable
 }

@@ -33,7 +33,8 @@ func TestClasses(t *testing.T) {
 		{code("58030"), unknown}, {code("XX000"), unknown}, {code("XXUUU"), unknown}, {code("XAUUU"), unknown},
 		{io.ErrUnexpectedEOF, unknown}, {errors.New("anything else"), unknown}, {context.DeadlineExceeded, unknown},
 		{code("57P03"), unavailable}, {code("53300"), unavailable}, {code("53100"), unavailable}, {code("53200"), unavailable},
-		{code("25006"), unavailable}, {code("42P01"), unavailable}, {code("23514"), unavailable}, {code("22021"), unavailable},
+		{code("25006"), unavailable}, {code("42P01"), unavailable},
+		{code("23514"), badRow}, {code("23502"), badRow}, {code("22021"), badRow}, {code("22003"), badRow}, {code("54000"), badRow},
 		{code("28P01"), unavailable}, {&pgconn.ConnectError{}, unavailable},
 		{safeError{errors.New("conn busy")}, unsent},
 	} {

@@ -307,7 +307,7 @@ func (g *gatherer) carryOut(conn *pgxpool.Conn, b batch) {
 		b.finish(nil)
 	case classIn(err) == unknown:
 		b.finish(err)
-	case classIn(err) == unavailable && len(b.calls)+len(b.late) == 1:
+	case (classIn(err) == unavailable || classIn(err) == badRow) && len(b.calls)+len(b.late) == 1:
 		b.finish(err) // by itself it would fare no better
 	default:
 		g.stats.redone.Add(1)

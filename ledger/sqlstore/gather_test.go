@@ -188,7 +188,7 @@ func TestABadWriteOfABatchFailsAlone(t *testing.T) {
 				continue
 			}
 			refused := <-o
-			checkClass(t, refused.err, ledger.ErrUnavailable)
+			checkClass(t, refused.err, ledger.ErrBadRow)
 		}
 		if n := d.count(t, "idemd_entries"); n != 3 {
 			t.Errorf("there are %d rows, want those of the three others", n)
@@ -200,7 +200,7 @@ func TestABadWriteOfABatchFailsAlone(t *testing.T) {
 		out = gathered(t, s, bad, begin(bad.Scope))
 		switch refused := <-out[0]; {
 		case refused.err != nil:
-			checkClass(t, refused.err, ledger.ErrUnavailable)
+			checkClass(t, refused.err, ledger.ErrBadRow)
 		case refused.Applied: // they go by themselves in any order: it may find the other's row
 			t.Error("the bad one was applied")
 		}

@@ -64,7 +64,7 @@ func (s *Store) Page(ctx context.Context, q ledger.PageQuery) (ledger.Page, erro
 
 func (s *Store) fillPage(ctx context.Context, tx pgx.Tx, q ledger.PageQuery, page *ledger.Page) error {
 	for size := 0; ; {
-		want := q.Limit - len(page.Entries)
+		want := q.Limit - len(page.Entries) - len(page.Bad)
 		run := want
 		if !q.Lean {
 			run = min(run, pageRun)
@@ -77,9 +77,10 @@ func (s *Store) fillPage(ctx context.Context, tx pgx.Tx, q ledger.PageQuery, pag
 		for i := range rows[:min(run, len(rows))] {
 			e, err := rows[i].entry()
 			if err != nil {
-				return err
+				page.Bad = append(page.Bad, ledger.BadRow{Scope: e.Scope, Err: err})
+			} else {
+				page.Entries = append(page.Entries, e)
 			}
-			page.Entries = append(page.Entries, e)
 			page.Next = cursorOf(q.Order, e)
 			size += rows[i].size()
 		}

@@ -147,7 +147,7 @@ func (r *row) size() int {
 	return len(r.answer) + len(r.history) + len(r.answerApart) + len(r.historyApart)
 }
 
-// entry is the entry that a row with a scope holds.
+// entry is the entry that a row with a scope holds. What it returns with an error, which is [notUsable]'s, is the entry as far as its columns say.
 func (r *row) entry() (*ledger.Entry, error) {
 	e := &ledger.Entry{
 		Ref:         ledger.Ref{Tenant: *r.tenant, Operation: *r.operation, Key: *r.key},

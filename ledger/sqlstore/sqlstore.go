@@ -119,5 +119,5 @@ func (s *Store) inSnapshot(ctx context.Context, op string, fn func(pgx.Tx) error
 
 // notUsable is the error for a row whose bytes this build cannot decode.
 func notUsable(what string, err error) error {
-	return &Error{Op: "read", class: unavailable, Reason: "the stored " + what + " cannot be decoded", cause: err}
+	return &Error{Op: "read", class: badRow, Reason: "the stored " + what + " cannot be decoded", cause: err}
 }

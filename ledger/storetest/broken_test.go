@@ -54,7 +54,7 @@ func TestTheSuiteCatchesBrokenStores(t *testing.T) {
 
 func defects() []defect {
 	return slices.Concat(guardDefects(), writeDefects(), contentDefects(), pageDefects(), forgetDefects(), settingDefects(),
-		otherDefects())
+		badRowDefects(), otherDefects())
 }
 
 // defect is one thing wrong with a store.
@@ -140,6 +140,10 @@ type brokenStore struct {
 	reopens  func(s *brokenStore) ledger.Store
 	another  func(s *brokenStore) ledger.Store
 	ready    func(now ledger.Time) ledger.Time
+	// blames changes what a call about a bad row is told.
+	blames func(error) error
+	// lax takes rows of any kind, and sticky ones stay bad when they are written anew.
+	lax, sticky bool
 	// unguarded lets go of the lock between looking and writing.
 	unguarded bool
 	// deaf does not hear that a context is over.
@@ -165,6 +169,7 @@ func openBroken(d defect) *Backend {
 		Store: s, Clock: clock, Block: s.gate.block,
 		Another: func(testing.TB) ledger.Store { return s },
 		Reopen:  func(testing.TB) ledger.Store { return s },
+		Spoil:   func(_ testing.TB, scope ledger.ScopeID) { s.Spoil(scope) },
 	}
 	if s.another != nil {
 		b.Another = func(testing.TB) ledger.Store { return s.another(s) }
@@ -188,6 +193,9 @@ func (s *brokenStore) Get(ctx context.Context, scope ledger.ScopeID) (ledger.Rea
 		s.mu.RLock()
 		defer s.mu.RUnlock()
 		r.Entry = s.entries[scope]
+	}
+	if err != nil && s.blames != nil {
+		err = s.blames(err)
 	}
 	if r.Entry != nil && s.read != nil {
 		r.Entry = s.read(s, r.Entry)
@@ -235,7 +243,16 @@ func (s *brokenStore) Write(ctx context.Context, w ledger.Write) (ledger.Written
 		return ledger.Written{Applied: true}, nil
 	}
 	row := s.change(before, w, now)
+	if err := inSchema(row); err != nil && !s.lax {
+		if s.blames != nil {
+			err = s.blames(err)
+		}
+		return ledger.Written{}, err
+	}
 	s.entries[w.Scope] = row
+	if w.Put != nil && !s.sticky {
+		delete(s.spoiled, w.Scope)
+	}
 	written := ledger.Written{Applied: true, Stamps: ledger.StampsOf(row, now)}
 	if s.told != nil {
 		s.told(&written)

@@ -45,6 +45,9 @@ type Backend struct {
 	// Block locks one row from outside the store, so that a write to it waits. Waiting reports whether a write does; release lets it
 	// go on. Nil: nothing can make a write wait here.
 	Block func(tb testing.TB, scope ledger.ScopeID) (waiting func() bool, release func())
+	// Spoil puts bytes that make no sense in place of a settled row's answer, behind the store's back and in a way that is no damage to it. Nil:
+	// that cannot happen here.
+	Spoil func(tb testing.TB, scope ledger.ScopeID)
 }
 
 // MovableClock is a store's clock in the hands of the suite, which only ever moves it forward. [*Clock] is one.
@@ -86,7 +89,7 @@ type testCase struct {
 func suite() []testCase {
 	return slices.Concat(
 		guardCases(), timeCases(), contentCases(), pageCases(), dueCases(), forgetCases(), settingCases(), raceCases(),
-		contextCases(), durabilityCases(), sequenceCases(),
+		badRowCases(), contextCases(), durabilityCases(), sequenceCases(),
 	)
 }
 

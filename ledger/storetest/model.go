@@ -24,6 +24,7 @@ type Model struct {
 
 	mu       sync.RWMutex
 	entries  map[ledger.ScopeID]*ledger.Entry
+	spoiled  map[ledger.ScopeID]bool // whose answer makes no sense
 	settings map[settingKey]ledger.Setting
 }
 
@@ -36,6 +37,7 @@ func NewModel(clock *Clock, margin time.Duration) *Model {
 	return &Model{
 		clock: clock, margin: margin,
 		entries:  map[ledger.ScopeID]*ledger.Entry{},
+		spoiled:  map[ledger.ScopeID]bool{},
 		settings: map[settingKey]ledger.Setting{},
 	}
 }
@@ -47,7 +49,27 @@ func (m *Model) Get(ctx context.Context, scope ledger.ScopeID) (ledger.Reading, 
 	}
 	m.mu.RLock()
 	defer m.mu.RUnlock()
+	if m.spoiled[scope] {
+		return ledger.Reading{}, errSpoiled
+	}
 	return ledger.Reading{Entry: copyEntry(m.entries[scope]), Now: m.clock.Now()}, nil
+}
+
+var errSpoiled = fmt.Errorf("storetest: the answer was spoiled: %w", ledger.ErrBadRow)
+
+// Spoil is [Backend.Spoil]. Whoever writes the entry anew puts it right.
+func (m *Model) Spoil(scope ledger.ScopeID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.spoiled[scope] = true
+}
+
+// inSchema refuses a row of a kind that there is not, as the schemas do.
+func inSchema(row *ledger.Entry) error {
+	if row.State < ledger.Pending || row.State > ledger.FailedRetryable {
+		return fmt.Errorf("storetest: no state %d: %w", row.State, ledger.ErrBadRow)
+	}
+	return nil
 }
 
 // Write implements [ledger.Store].
@@ -64,7 +86,13 @@ func (m *Model) Write(ctx context.Context, w ledger.Write) (ledger.Written, erro
 	if !applied {
 		return ledger.Written{}, nil
 	}
+	if err := inSchema(row); err != nil {
+		return ledger.Written{}, err
+	}
 	m.entries[w.Scope] = row
+	if w.Put != nil {
+		delete(m.spoiled, w.Scope)
+	}
 	return ledger.Written{Applied: true, Stamps: ledger.StampsOf(row, now)}, nil
 }
 
@@ -103,10 +131,14 @@ func (m *Model) Page(ctx context.Context, q ledger.PageQuery) (ledger.Page, erro
 	slices.SortFunc(rows, func(a, b *ledger.Entry) int { return compareCursors(q.Order, cursorAt(a), cursorAt(b)) })
 	page := ledger.Page{Next: q.After, More: len(rows) > q.Limit, Now: now}
 	for _, e := range rows[:min(q.Limit, len(rows))] {
-		if q.Lean {
-			e = lean(e)
+		switch {
+		case q.Lean:
+			page.Entries = append(page.Entries, copyEntry(lean(e)))
+		case m.spoiled[e.Scope]:
+			page.Bad = append(page.Bad, ledger.BadRow{Scope: e.Scope, Err: errSpoiled})
+		default:
+			page.Entries = append(page.Entries, copyEntry(e))
 		}
-		page.Entries = append(page.Entries, copyEntry(e))
 		page.Next = cursorAt(e)
 	}
 	return page, nil
@@ -162,6 +194,7 @@ func (m *Model) Forget(ctx context.Context, rows []ledger.Row) (int, error) {
 	for _, r := range rows {
 		if e := m.entries[r.Scope]; e != nil && e.Incarnation == r.Incarnation && e.Revision == r.Revision {
 			delete(m.entries, r.Scope)
+			delete(m.spoiled, r.Scope)
 			forgotten++
 		}
 	}

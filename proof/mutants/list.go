@@ -94,6 +94,10 @@ var decisionMutants = []mutant{
 		new: "	case condition == Live:",
 	},
 	{
+		name: "a bad row is taken for an outage", file: "ledger/presence.go", suites: [][]string{tables},
+		old: "!errors.Is(err, ErrUnavailable)) {", new: "!errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrBadRow)) {",
+	},
+	{
 		name: "no grace after the store was away", file: "ledger/decide_begin.go", suites: [][]string{tables},
 		old: "env.Now < grace {", new: "env.Now < grace && e.Closed {",
 	},

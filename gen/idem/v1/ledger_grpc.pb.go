@@ -44,6 +44,7 @@ const (
 //   - PERMISSION_DENIED, for another's tenant or an entry that is bound to another principal;
 //   - RESOURCE_EXHAUSTED, QUOTA: try again after the RetryInfo;
 //   - UNAVAILABLE, STORE_UNAVAILABLE: the store cannot be reached; resend after the RetryInfo;
+//   - DATA_LOSS, BAD_ROW: what the store has of it, or would be given, is bad; an operator has to put the row right;
 //   - UNAVAILABLE, DRAINING: this daemon is shutting down; resend to another one;
 //   - INTERNAL, INTERNAL: a bug; resend, the outcome is not known;
 //   - DEADLINE_EXCEEDED, CANCELLED: the outcome is not known; resend.
@@ -195,6 +196,7 @@ type LedgerService_SessionClient = grpc.BidiStreamingClient[SessionRequest, Sess
 //   - PERMISSION_DENIED, for another's tenant or an entry that is bound to another principal;
 //   - RESOURCE_EXHAUSTED, QUOTA: try again after the RetryInfo;
 //   - UNAVAILABLE, STORE_UNAVAILABLE: the store cannot be reached; resend after the RetryInfo;
+//   - DATA_LOSS, BAD_ROW: what the store has of it, or would be given, is bad; an operator has to put the row right;
 //   - UNAVAILABLE, DRAINING: this daemon is shutting down; resend to another one;
 //   - INTERNAL, INTERNAL: a bug; resend, the outcome is not known;
 //   - DEADLINE_EXCEEDED, CANCELLED: the outcome is not known; resend.

@@ -45,6 +45,10 @@ func (l *Ledger) named(ctx context.Context, scope ScopeID, err error) error {
 
 // badRow refuses what one row's fault keeps from being done.
 func badRow(err error) *Refusal {
+	var told *Refusal
+	if errors.As(err, &told) {
+		return told // it says which row
+	}
 	r := refuse(ReasonBadRow, "the store cannot make sense of this entry's row, or does not take what was to be written to it; nothing was done").
 		with("help", "resending does not help: the daemon's log names the row, and an operator has to put it right")
 	r.Cause = err

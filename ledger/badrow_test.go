@@ -245,3 +245,49 @@ func TestAnErasureSaysWhatItCouldNotErase(t *testing.T) {
 	}
 	namedOnce(t, log, scopes)
 }
+
+// TestABadPolicyFailsWhatItHoldsFor, since going on by another would break promises, and nothing else. To put it again, or to delete it, puts it right.
+func TestABadPolicyFailsWhatItHoldsFor(t *testing.T) {
+	t.Parallel()
+	for what, mend := range map[string]func(*bench) error{
+		"put":     func(b *bench) error { b.policy(quick()); return nil },
+		"deleted": func(b *bench) error { _, err := b.ledger.DeletePolicy(b.t.Context(), "*", "charge", -1); return err },
+	} {
+		b := newBench(t)
+		floor := b.ledger.Floor()
+		other := b.beginRequest("k", "a1")
+		other.Ref.Operation = "refund"
+		b.begin("stands", "a1")
+		_, err := b.model.PutSetting(t.Context(), ledger.Setting{Kind: "policy", Name: "*\ncharge", Body: []byte("{")}, 0)
+		b.must(err)
+		b.must(b.ledger.ReloadPolicies(t.Context()))
+		_, err = b.tryBegin("k", "a1")
+		b.wantBadRow("Begin", err)
+		var r *ledger.Refusal
+		if errors.As(err, &r); r.Metadata["tenant"] != "*" || r.Metadata["operation"] != "charge" {
+			t.Errorf("the policy is not named: %v", r.Metadata)
+		}
+		_, err = b.ledger.GetPolicy(t.Context(), "acme", "charge", true)
+		b.wantBadRow("GetPolicy", err)
+		_, err = b.ledger.ListPolicies(t.Context())
+		b.wantBadRow("ListPolicies", err)
+		if g, err := b.ledger.Begin(t.Context(), ledger.Caller{}, other); err != nil || g.Granted == nil {
+			t.Errorf("another operation: %+v, %v", g, err)
+		}
+		b.must(b.ledger.Ready(t.Context()))
+		if now := b.ledger.Floor(); now != floor {
+			t.Errorf("the takeover floor was raised to %s", at(now))
+		}
+		b.policy(ledger.Policy{Tenant: "*", Operation: "*", Lease: time.Minute})
+		if p, err := b.ledger.ApplyPolicy(t.Context(), ledger.ApplyRequest{Tenant: "*", Operation: "*"}, nil); err != nil || p.Examined != 1 {
+			t.Errorf("a wider policy is applied to what it does not hold for: %+v, %v", p, err)
+		}
+		b.open(ledger.Config{}) // a daemon starts with it
+		b.must(mend(b))
+		if g, err := b.tryBegin("k", "a1"); err != nil || g.Granted == nil {
+			t.Errorf("%s: %+v, %v", what, g, err)
+		}
+		_, err = b.ledger.ListPolicies(t.Context())
+		b.must(err)
+	}
+}

@@ -31,6 +31,7 @@ type policyCache struct {
 	mu      sync.RWMutex
 	rulesOf map[policyName]*Rules  // guarded by mu; never changed in place
 	known   map[policyName]*Policy // guarded by mu; never changed in place
+	bad     map[policyName]error   // guarded by mu; never changed in place. Those that stand there and make no sense: what they hold for is refused
 	asOf    time.Time              // guarded by mu; when the reading of this copy began, by the monotonic clock
 	reading uint64                 // guarded by mu; counts the readings begun, so that of two at one instant the later one counts
 	latest  uint64                 // guarded by mu; which reading this copy is
@@ -70,6 +71,7 @@ func (c *policyCache) reload(ctx context.Context) error {
 		return err
 	}
 	known, rules := make(map[policyName]*Policy, len(settings.List)), make(map[policyName]*Rules, len(settings.List))
+	bad := map[policyName]error{}
 	for _, s := range settings.List {
 		if string(s.Body) == deletedPolicy {
 			continue
@@ -82,14 +84,15 @@ func (c *policyCache) reload(ctx context.Context) error {
 		}
 		p, err := decodePolicy(s)
 		if err != nil {
-			return fmt.Errorf("%w: %w", ErrUnavailable, err)
+			bad[name] = err
+			continue
 		}
 		known[name], rules[name] = p, p.Rules(c.clamp)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if this > c.latest {
-		c.known, c.rulesOf, c.asOf, c.latest = known, rules, began, this
+		c.known, c.rulesOf, c.bad, c.asOf, c.latest = known, rules, bad, began, this
 	}
 	return nil
 }
@@ -121,6 +124,9 @@ func (c *policyCache) rules(ctx context.Context, tenant, operation string) (*Rul
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	for _, name := range lookupOrder(tenant, operation) {
+		if err := c.bad[name]; err != nil {
+			return nil, badPolicy(name, err)
+		}
 		if r := c.rulesOf[name]; r != nil {
 			return r, nil
 		}
@@ -133,7 +139,7 @@ func (c *policyCache) counting(tenant, operation string) policyName {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	for _, name := range lookupOrder(tenant, operation) {
-		if c.known[name] != nil {
+		if c.known[name] != nil || c.bad[name] != nil {
 			return name
 		}
 	}
@@ -168,7 +174,7 @@ func encodePolicy(p *Policy) ([]byte, error) {
 func decodePolicy(s Setting) (*Policy, error) {
 	var p storedPolicy
 	if err := json.Unmarshal(s.Body, &p); err != nil {
-		return nil, fmt.Errorf("ledger: the stored policy %q cannot be read: %w", s.Name, err)
+		return nil, fmt.Errorf("%w: the stored policy %q cannot be read: %w", ErrBadRow, s.Name, err)
 	}
 	p.Revision, p.UpdatedAt = s.Revision, s.UpdatedAt
 	return &p.Policy, nil
@@ -300,7 +306,7 @@ func (l *Ledger) policyChanged(ctx context.Context, s Setting, at Time) (PolicyV
 	if s.stands() {
 		p, err := decodePolicy(s)
 		if err != nil {
-			return PolicyView{}, &Refusal{Reason: ReasonInternal, Message: "the stored policy cannot be read", Cause: err}
+			return PolicyView{}, badPolicy(nameOfSetting(s), err)
 		}
 		view.Policy, view.Rules = p, p.Rules(l.clamp)
 	}
@@ -321,6 +327,9 @@ func (l *Ledger) GetPolicy(ctx context.Context, tenant, operation string, effect
 	l.policies.mu.RLock()
 	defer l.policies.mu.RUnlock()
 	for _, name := range names {
+		if err := l.policies.bad[name]; err != nil {
+			return PolicyView{}, badPolicy(name, err)
+		}
 		if p := l.policies.known[name]; p != nil {
 			return PolicyView{Policy: p, Rules: l.policies.rulesOf[name]}, nil
 		}
@@ -332,13 +341,24 @@ func (l *Ledger) GetPolicy(ctx context.Context, tenant, operation string, effect
 		with("help", "ask for the effective policy to see what holds instead")
 }
 
-// ListPolicies returns every stored policy, sorted by tenant and operation.
+// badPolicy refuses what cannot be done without a policy that makes no sense. To write or to delete it puts it right.
+func badPolicy(name policyName, err error) *Refusal {
+	r := refuse(ReasonBadRow, "a stored policy makes no sense").with("tenant", name.tenant).with("operation", name.operation).
+		with("help", "put that policy again, or delete it")
+	r.Cause = err
+	return r
+}
+
+// ListPolicies returns every stored policy, sorted by tenant and operation. It refuses with BAD_ROW where one of them makes no sense, and names it.
 func (l *Ledger) ListPolicies(ctx context.Context) ([]PolicyView, error) {
 	if err := l.policies.reload(ctx); err != nil {
 		return nil, contextOrStore(ctx, err)
 	}
 	l.policies.mu.RLock()
 	defer l.policies.mu.RUnlock()
+	for name, err := range l.policies.bad {
+		return nil, badPolicy(name, err)
+	}
 	views := make([]PolicyView, 0, len(l.policies.known))
 	for name, p := range l.policies.known {
 		views = append(views, PolicyView{Policy: p, Rules: l.policies.rulesOf[name]})

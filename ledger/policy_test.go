@@ -349,17 +349,6 @@ func TestPutPolicySaysFromWhenItHolds(t *testing.T) {
 	})
 }
 
-// TestAStoredPolicyThatCannotBeRead stops decisions: going on by another policy would break promises.
-func TestAStoredPolicyThatCannotBeRead(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	_, err := b.model.PutSetting(t.Context(), ledger.Setting{Kind: "policy", Name: "*\n*", Body: []byte("{")}, 0)
-	b.must(err)
-	if err := b.ledger.ReloadPolicies(t.Context()); !errors.Is(err, ledger.ErrUnavailable) {
-		t.Errorf("reloading: %v", err)
-	}
-}
-
 // TestResponsesAreTrimmedByPolicy: metadata by allow list, in order and multiplicity (C33); bodies by size and kind; never by refusal (C31).
 func TestResponsesAreTrimmedByPolicy(t *testing.T) {
 	t.Parallel()

@@ -60,7 +60,7 @@ type Caller struct {
 }
 
 // Ledger carries out the decisions of [Decide] against a [Store]. All methods may be called concurrently. Every error is a *[Refusal] or the
-// context's error; after the latter the same call may be resent blindly.
+// context's error; after the latter the same call may be resent blindly. Each can be refused BAD_ROW, for a row of its own and never for another's.
 type Ledger struct {
 	store    Store
 	recall   func(ScopeID) (Reading, bool)

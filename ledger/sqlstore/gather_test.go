@@ -472,6 +472,38 @@ func TestACallerThatLeavesAfterItsWriteWasSentDoesNotKnow(t *testing.T) {
 	waitUntil(t, func() bool { return mustGet(t, s, scope).Revision == row.Revision+1 })
 }
 
+// The same where its write is in a batch with others.
+func TestACallerThatLeavesItsBatchDoesNotKnow(t *testing.T) {
+	d := newDatabase(t, pgtest.URL(t))
+	s := oneConnection(t, d, d.url)
+	side := connect(t, d.url)
+	_, err := side.Exec(context.Background(), `CREATE TABLE released (); CREATE FUNCTION held() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN WHILE NOT EXISTS (SELECT FROM released) LOOP PERFORM pg_sleep(0.01); END LOOP; RETURN NULL; END $$;
+CREATE TRIGGER held AFTER INSERT ON idemd_entries FOR EACH STATEMENT EXECUTE FUNCTION held()`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	letGo := sqlstore.HoldConn(t, s)
+	leaves, stays := send(ctx, s, begin(scopeOf(1))), send(context.Background(), s, begin(scopeOf(2)))
+	waitUntil(t, func() bool { return sqlstore.InLine(s) == 2 })
+	letGo()
+	waitUntil(t, func() bool {
+		var held bool
+		err := side.QueryRow(context.Background(), "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'").Scan(&held)
+		return err == nil && held
+	})
+	cancel()
+	if o := <-leaves; !errors.Is(o.err, ledger.ErrUnknown) || errors.Is(o.err, context.Canceled) {
+		t.Errorf("it was told %v", o.err)
+	}
+	execute(t, d.url, "INSERT INTO released DEFAULT VALUES")
+	mustApply(t, stays)
+	if mustGet(t, s, scopeOf(1)) == nil {
+		t.Error("its write did not happen with the others'")
+	}
+}
+
 func TestWritesThatWaitWhenTheStoreIsClosedAreToldSo(t *testing.T) {
 	d := newDatabase(t, pgtest.URL(t))
 	s := oneConnection(t, d, d.url)

@@ -60,7 +60,7 @@ func daemonsAreKilled(t *testing.T, urls ...string) {
 	seeds(t, 1, func(seed uint64) {
 		daemons := append(byEveryWay(t, wireTo(a.Conn(), seed)), byEveryWay(t, wireTo(b.Conn(), seed+1))...)
 		h := play{
-			daemons: daemons, keys: 12, clients: 12, steps: 25, limit: int8(ledger.DefaultMaxAttempts), deadlines: true,
+			daemons: daemons, keys: 20, clients: 12, steps: 25, limit: int8(ledger.DefaultMaxAttempts), deadlines: true,
 			lapse: d.lapse, weather: killing(t, a, b),
 		}.run(t, seed)
 		if h.takeovers() == 0 {

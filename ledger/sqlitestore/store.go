@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -269,10 +270,22 @@ func (s *Store) release() error {
 	if s.writer != nil && s.writer.conn != nil {
 		errs = append(errs, s.writer.conn.close())
 	}
+	if s.logIsNeeded() {
+		errs = append(errs, s.lock.write(lastInUse)) // a start without the log would miss what only that has
+	}
 	if s.seals != nil {
 		errs = append(errs, s.seals.release())
 	}
 	return errors.Join(append(errs, s.lock.release())...)
+}
+
+// logIsNeeded reports whether the log stayed, when everything was closed, because a sync of the database had failed.
+func (s *Store) logIsNeeded() bool {
+	if s.seals == nil || !s.seals.unkept.Load() || s.lock.last != lastClosed {
+		return false
+	}
+	info, err := os.Stat(s.path + logSuffix)
+	return err == nil && info.Size() > 0
 }
 
 // settleLog empties the log while this process still is there to seal what it writes. SQLite itself does it when the last connection of all processes is

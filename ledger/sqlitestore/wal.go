@@ -68,7 +68,8 @@ func (k *walKeeper) afterCommit() {
 		}
 	}
 	if k.seals.unkept.Load() {
-		return // the next start copies the log
+		k.size() // the next start copies the log; until then somebody should see it grow
+		return
 	}
 	k.copy()
 	k.bound()
@@ -154,14 +155,20 @@ func (k *walKeeper) finish() {
 	}
 }
 
-// bound empties a log that is too long.
-func (k *walKeeper) bound() {
+// size is how large the log's file is; 0 where that cannot be seen.
+func (k *walKeeper) size() int64 {
 	info, err := os.Stat(k.path)
-	if err != nil || k.copying != nil {
-		return
+	if err != nil {
+		return 0
 	}
 	k.bytes.Store(info.Size())
-	if info.Size() <= k.limit {
+	return info.Size()
+}
+
+// bound empties a log that is too long.
+func (k *walKeeper) bound() {
+	size := k.size()
+	if k.copying != nil || size <= k.limit {
 		return
 	}
 	held, all := k.holdBack()
@@ -174,9 +181,9 @@ func (k *walKeeper) bound() {
 	}
 	k.seals.note(err)
 	if err != nil || busy {
-		k.limit = info.Size() + retryLogBytes
+		k.limit = size + retryLogBytes
 		k.logger.Warn("the write-ahead log could not be emptied: somebody is reading the database at length, or the disk fails",
-			"bytes", info.Size(), "error", err)
+			"bytes", size, "error", err)
 		return
 	}
 	k.limit = maxLogBytes

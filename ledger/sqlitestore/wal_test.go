@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"path/filepath"
 	"testing"
 )
 
@@ -178,11 +179,25 @@ func TestAFailedSyncOfTheDatabaseKeepsTheLog(t *testing.T) {
 	if !bytes.Contains(log.Bytes(), []byte("start the daemon again")) {
 		t.Error("nobody is told what to do")
 	}
+	if stats := s.Stats(); stats.LogBytes < end {
+		t.Errorf("the log is said to have %d bytes, and has %d", stats.LogBytes, end)
+	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if info, err := os.Stat(s.path + logSuffix); err != nil || info.Size() < end {
 		t.Fatalf("the log is gone: %v", err)
+	}
+	away := filepath.Join(t.TempDir(), "log")
+	if err := os.Rename(s.path+logSuffix, away); err != nil {
+		t.Fatal(err)
+	}
+	if without, err := Open(t.Context(), Config{Dir: dir}); err == nil {
+		t.Error("the ledger opens without the log that was kept")
+		_ = without.Close()
+	}
+	if err := os.Rename(away, s.path+logSuffix); err != nil {
+		t.Fatal(err)
 	}
 	s = openForTest(t, Config{Dir: dir})
 	for n := range int64(entries) {

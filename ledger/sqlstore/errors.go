@@ -158,10 +158,11 @@ func classOfCode(code string) class {
 		"XA": // CockroachDB: range or node unavailable
 		return unknown
 	case "22", // data exception: a value that its type does not hold, a NUL in a text
-		"23", // a constraint: CHECK, NOT NULL
-		"54": // a row or an entry of an index that is longer than the engine takes
+		"23": // a constraint: CHECK, NOT NULL
 		return badRow
 	}
+	// 54, a limit of the engine's, too: it stands for a row that is too long, which ours are not, and for a PostgreSQL that has run out of transaction ids and
+	// refuses every write.
 	return unavailable
 }
 

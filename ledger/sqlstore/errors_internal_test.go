@@ -34,7 +34,8 @@ func TestClasses(t *testing.T) {
 		{io.ErrUnexpectedEOF, unknown}, {errors.New("anything else"), unknown}, {context.DeadlineExceeded, unknown},
 		{code("57P03"), unavailable}, {code("53300"), unavailable}, {code("53100"), unavailable}, {code("53200"), unavailable},
 		{code("25006"), unavailable}, {code("42P01"), unavailable},
-		{code("23514"), badRow}, {code("23502"), badRow}, {code("22021"), badRow}, {code("22003"), badRow}, {code("54000"), badRow},
+		{code("23514"), badRow}, {code("23502"), badRow}, {code("22021"), badRow}, {code("22003"), badRow},
+		{code("54000"), unavailable}, // PostgreSQL out of transaction ids: every write is refused so
 		{code("28P01"), unavailable}, {&pgconn.ConnectError{}, unavailable},
 		{safeError{errors.New("conn busy")}, unsent},
 	} {

@@ -211,6 +211,8 @@ func syncPages(tls *libc.TLS, file uintptr, flags int32) int32 {
 	rc := f.sync(tls, file, flags)
 	if rc != sqlite3.SQLITE_OK {
 		f.seals.lost(errors.New("SQLite could not sync it"))
+	} else {
+		f.seals.kept()
 	}
 	return rc
 }

@@ -36,6 +36,10 @@ type seals struct {
 	logEnd  atomic.Int64 // how far the log was written since it last began from its front, in bytes
 	// unkept: a sync of the database failed, so nobody knows which of its pages are on the disk. See syncPages.
 	unkept atomic.Bool
+	// written are the seals of what was written since the last sync that succeeded. After one that failed they tell what is still as it was written: the system
+	// may read such a page, and its seal in the file, as they were before.
+	mu      sync.Mutex
+	written map[int64][sealBytes]byte // guarded by mu
 	// database is for syncs behind SQLite's back; nil until the first. Closing it drops the locks that SQLite has on that file, so it stays open as
 	// long as any user's connection.
 	database *os.File
@@ -171,6 +175,14 @@ func (s *seals) check(number int64, page *[pageBytes]byte) int32 {
 	if file == nil {
 		return sqlite3.SQLITE_OK
 	}
+	if s.unkept.Load() {
+		switch turned, known := s.turnedBack(number, page); {
+		case turned:
+			return sqlite3.SQLITE_IOERR_READ // no damage: the log has the page, and the next start writes it again
+		case known:
+			return sqlite3.SQLITE_OK
+		}
+	}
 	seal, err := s.get(file, number)
 	if err != nil {
 		return sqlite3.SQLITE_IOERR_READ
@@ -187,6 +199,12 @@ func (s *seals) set(number int64, page *[pageBytes]byte) int32 {
 		return sqlite3.SQLITE_OK
 	}
 	seal := sealOf(number, page)
+	s.mu.Lock()
+	if s.written == nil {
+		s.written = map[int64][sealBytes]byte{}
+	}
+	s.written[number] = seal
+	s.mu.Unlock()
 	switch _, err := file.WriteAt(seal[:], number*sealBytes); {
 	case errors.Is(err, unix.ENOSPC):
 		return sqlite3.SQLITE_FULL
@@ -196,6 +214,21 @@ func (s *seals) set(number int64, page *[pageBytes]byte) int32 {
 	return sqlite3.SQLITE_OK
 }
 
+// kept notes that all that was written is on the disk.
+func (s *seals) kept() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.written = nil
+}
+
+// turnedBack answers for a page that a failed sync may not have kept: known is false where it was not written since the sync before.
+func (s *seals) turnedBack(number int64, page *[pageBytes]byte) (turned, known bool) {
+	s.mu.Lock()
+	seal, known := s.written[number]
+	s.mu.Unlock()
+	return known && seal != sealOf(number, page), known
+}
+
 func (s *seals) sync() error {
 	if file := s.file.Load(); file != nil {
 		return dataSync(file)
@@ -203,7 +236,8 @@ func (s *seals) sync() error {
 	return nil
 }
 
-// syncDatabase makes durable what was written of pages and seals so far. It may run while SQLite goes on writing; only one at a time.
+// syncDatabase makes durable what was written of pages and seals so far. It may run while SQLite goes on writing to the log; only
+// one at a time, and not while SQLite writes pages.
 func (s *seals) syncDatabase() error {
 	if s.unkept.Load() {
 		return errUnkept
@@ -221,6 +255,8 @@ func (s *seals) syncDatabase() error {
 	}
 	if err != nil {
 		s.lost(err)
+	} else {
+		s.kept()
 	}
 	return err
 }

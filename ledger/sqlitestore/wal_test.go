@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	sqlite3 "modernc.org/sqlite/lib"
 )
 
 func textLogger(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, nil)) }
@@ -208,5 +210,47 @@ func TestAFailedSyncOfTheDatabaseKeepsTheLog(t *testing.T) {
 	setCopyStep(t, s, 64<<10)
 	for n := int64(entries); s.seals.logEnd.Load() >= end || s.seals.logEnd.Load() < 64<<10; n++ {
 		pair(t, s, n, 2000)
+	}
+}
+
+// A system that could not write a page may forget it, and its seal, and read both as they were before. What looks sound then is not what was written: it must
+// not be read, and it is no damage either, since the log has the page.
+func TestAPageThatTurnsBackAfterAFailedSyncIsNotRead(t *testing.T) {
+	t.Parallel()
+	seals := &seals{logger: slog.New(slog.DiscardHandler)}
+	file, err := os.Create(filepath.Join(t.TempDir(), "seals"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	seals.file.Store(file)
+	const kept, turned = 2, 3
+	var before, after [pageBytes]byte
+	after[0] = 1
+	for _, number := range []int64{kept, turned} {
+		if rc := seals.set(number, &before); rc != sqlite3.SQLITE_OK {
+			t.Fatal(rc)
+		}
+	}
+	seals.kept()
+	if rc := seals.set(turned, &after); rc != sqlite3.SQLITE_OK {
+		t.Fatal(rc)
+	}
+	seals.lost(errEnough)
+	old := sealOf(turned, &before)
+	if _, err := file.WriteAt(old[:], turned*sealBytes); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		number int64
+		page   *[pageBytes]byte
+		want   int32
+	}{{kept, &before, sqlite3.SQLITE_OK}, {turned, &after, sqlite3.SQLITE_OK}, {turned, &before, sqlite3.SQLITE_IOERR_READ}} {
+		if rc := seals.check(c.number, c.page); rc != c.want {
+			t.Errorf("page %d is answered %d, want %d", c.number, rc, c.want)
+		}
+	}
+	if err := seals.soundness(); err != nil {
+		t.Errorf("it counts as damage: %v", err)
 	}
 }

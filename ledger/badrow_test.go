@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/idemd/idemd/ledger"
@@ -290,4 +291,36 @@ func TestABadPolicyFailsWhatItHoldsFor(t *testing.T) {
 		_, err = b.ledger.ListPolicies(t.Context())
 		b.must(err)
 	}
+}
+
+// TestBadRowsHideNothingOverdue: a daemon that does not sweep looks from the start each time, where the bad rows are that no sweep takes away.
+func TestBadRowsHideNothingOverdue(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		clock := storetest.NewRunningClock()
+		b := benchOn(t, clock, storetest.NewModel(clock, 0))
+		store := shortPages{b.faulty, map[ledger.ScopeID]bool{}}
+		watcher := &seen{}
+		b.ledger = b.open(ledger.Config{Store: store, SweepEvery: time.Minute, Observer: watcher})
+		b.policy(quick())
+		for i := range 200 { // some in every shard
+			c := b.begin(fmt.Sprint("bad", i), "a1")
+			b.complete(c, "x")
+			store.bad[b.ledger.Secret().Scope(c.ref)] = true
+		}
+		<-time.After(time.Second)
+		b.complete(b.begin("good", "a1"), "x")
+		turn := fmt.Sprintf(`{"Daemon": "another", "Until": %d}`, clock.Now().Add(24*time.Hour))
+		_, err := b.model.PutSetting(t.Context(), ledger.Setting{Kind: "sweep", Name: "turn", Body: []byte(turn)}, 0)
+		b.must(err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- b.ledger.Run(ctx) }()
+		<-time.After(3 * time.Hour)
+		cancel()
+		b.must(<-done)
+		if watcher.told < 10 || watcher.overdue < time.Hour {
+			t.Errorf("the observer was told %d times, at last that nothing is overdue by more than %v", watcher.told, watcher.overdue)
+		}
+	})
 }

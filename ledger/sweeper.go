@@ -348,13 +348,11 @@ func (s *sweeper) watch(ctx context.Context) {
 	bounds := s.bounds
 	s.mu.Unlock()
 	for shard := range Shards {
-		page, err := s.ledger.page(ctx, PageQuery{Order: ByDue, Shard: shard, After: bounds[shard], Limit: 1, Lean: true})
+		due, err := s.overdueIn(ctx, shard, bounds[shard])
 		if err != nil {
 			return
 		}
-		for _, e := range page.Entries {
-			oldestDue = max(oldestDue, page.Now.Sub(e.DueAt))
-		}
+		oldestDue = max(oldestDue, due)
 		n, oldest, err := s.heldIn(ctx, shard)
 		if err != nil {
 			return
@@ -363,6 +361,23 @@ func (s *sweeper) watch(ctx context.Context) {
 		oldestHeld = max(oldestHeld, oldest)
 	}
 	s.ledger.observer.Overdue(oldestDue, oldestHeld, held)
+}
+
+// overdueIn is for how long the oldest entry of one shard behind after has been due, of those that can be read: bad rows stand in front of it for good where
+// another daemon sweeps.
+func (s *sweeper) overdueIn(ctx context.Context, shard int, after Cursor) (time.Duration, error) {
+	for q := (PageQuery{Order: ByDue, Shard: shard, After: after, Limit: 1, Lean: true}); ; q.Limit = MaxPageRows {
+		page, err := s.ledger.page(ctx, q)
+		switch {
+		case err != nil:
+			return 0, err
+		case len(page.Entries) > 0:
+			return page.Now.Sub(page.Entries[0].DueAt), nil
+		case !page.More:
+			return 0, nil
+		}
+		q.After = page.Next
+	}
 }
 
 // heldIn counts the held entries of one shard: those that wait for nothing but somebody to settle them stand at the end of the order by due

@@ -90,6 +90,10 @@ func resultCode(err error) int {
 // ownFault reports whether a statement may have failed by what was written, and not by the state of the machine: then the other writes of
 // the batch may well succeed. A full disk counts as one: a report that fits in freed space is worth more than the grant that does not.
 func ownFault(err error) bool {
+	var lost *batchLostError
+	if errors.As(err, &lost) {
+		return false
+	}
 	switch resultCode(err) {
 	case 0, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_RANGE, sqlite3.SQLITE_FULL:
 		return true

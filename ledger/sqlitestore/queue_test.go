@@ -329,3 +329,11 @@ func TestLargeAnswersMakeSmallBatches(t *testing.T) {
 		}
 	}
 }
+
+// Where SQLite has rolled a whole transaction back, that is the fault of no one job: what was done before it in the batch is gone, too.
+func TestALostBatchIsNobodysFault(t *testing.T) {
+	t.Parallel()
+	if ownFault(&batchLostError{errEnough}) {
+		t.Error("the rest of the batch would go on without a transaction")
+	}
+}

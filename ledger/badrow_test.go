@@ -258,7 +258,7 @@ func TestABadPolicyFailsWhatItHoldsFor(t *testing.T) {
 		floor := b.ledger.Floor()
 		other := b.beginRequest("k", "a1")
 		other.Ref.Operation = "refund"
-		b.begin("stands", "a1")
+		held := b.begin("stands", "a1")
 		_, err := b.model.PutSetting(t.Context(), ledger.Setting{Kind: "policy", Name: "*\ncharge", Body: []byte("{")}, 0)
 		b.must(err)
 		b.must(b.ledger.ReloadPolicies(t.Context()))
@@ -275,6 +275,12 @@ func TestABadPolicyFailsWhatItHoldsFor(t *testing.T) {
 		if g, err := b.ledger.Begin(t.Context(), ledger.Caller{}, other); err != nil || g.Granted == nil {
 			t.Errorf("another operation: %+v, %v", g, err)
 		}
+		// Whoever has done the work goes on reporting it, and is heard in the end.
+		complete := ledger.CompleteRequest{Ref: held.ref, Token: held.Token, Response: &ledger.Response{Body: []byte("done")}}
+		_, err = b.ledger.Complete(t.Context(), ledger.Caller{}, complete)
+		b.wantReason(err, ledger.ReasonStoreUnavailable)
+		_, err = b.ledger.Extend(t.Context(), ledger.Caller{}, ledger.ExtendRequest{Ref: held.ref, Token: held.Token})
+		b.wantReason(err, ledger.ReasonStoreUnavailable)
 		b.must(b.ledger.Ready(t.Context()))
 		if now := b.ledger.Floor(); now != floor {
 			t.Errorf("the takeover floor was raised to %s", at(now))
@@ -288,6 +294,8 @@ func TestABadPolicyFailsWhatItHoldsFor(t *testing.T) {
 		if g, err := b.tryBegin("k", "a1"); err != nil || g.Granted == nil {
 			t.Errorf("%s: %+v, %v", what, g, err)
 		}
+		_, err = b.ledger.Complete(t.Context(), ledger.Caller{}, complete)
+		b.must(err)
 		_, err = b.ledger.ListPolicies(t.Context())
 		b.must(err)
 	}

@@ -201,6 +201,18 @@ func (l *Ledger) env(ctx context.Context, ref Ref, caller Caller) (Env, error) {
 	}, nil
 }
 
+// holdersEnv is env for whoever holds a claim. Where the policy cannot be read, a report or a renewal is to be sent again until somebody has put it right: what
+// was done must not go unrecorded for it.
+func (l *Ledger) holdersEnv(ctx context.Context, ref Ref, caller Caller) (Env, error) {
+	env, err := l.env(ctx, ref, caller)
+	if errors.Is(err, ErrBadRow) {
+		r := refuse(ReasonStoreUnavailable, "the stored policy for this operation cannot be read; nothing was decided: resend the same call until somebody has put it right")
+		r.RetryAfter, r.Cause = storeRetryAfter, err
+		return Env{}, r
+	}
+	return env, err
+}
+
 // decided is what became of a request: the verdict, the entry it was reached on, and what was written.
 type decided struct {
 	verdict Verdict

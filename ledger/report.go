@@ -68,7 +68,7 @@ func (l *Ledger) report(ctx context.Context, caller Caller, ref Ref, token []byt
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportTimeout)
 	defer cancel()
-	env, err := l.env(ctx, ref, caller)
+	env, err := l.holdersEnv(ctx, ref, caller)
 	if err != nil {
 		return ReportResult{}, err
 	}
@@ -137,7 +137,7 @@ func (l *Ledger) Extend(ctx context.Context, caller Caller, r ExtendRequest) (Ex
 	if refusal := validateLease(r.Lease); refusal != nil {
 		return ExtendResult{}, refusal
 	}
-	env, err := l.env(ctx, r.Ref, caller)
+	env, err := l.holdersEnv(ctx, r.Ref, caller)
 	if err != nil {
 		return ExtendResult{}, err
 	}

@@ -92,11 +92,15 @@ test-short: ## the quick part of the tests, without the race detector
 
 ## Proof: the long forms of what "make test" does in small (docs/reliability.md)
 
+.PHONY: prove
+prove: ## very long: all of these, one after the other; some three hours
+	@set -e; for form in histories sim mutants fuzz day soak; do $(MAKE) $$form; done
+
 # How many times more histories than by default.
 SCALE ?= 20
 
-.PHONY: prove
-prove: ## long: histories of concurrent clients under faults, checked for linearizability
+.PHONY: histories
+histories: ## long: histories of concurrent clients under faults, checked for linearizability
 	PROOF_SCALE=$(SCALE) go test -race -v -count=1 -timeout 6h ./proof/linear
 
 # How many worlds to play.

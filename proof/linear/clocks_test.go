@@ -64,7 +64,7 @@ func ahead(mono int64) (seconds int64) {
 func TestDaemonsWhoseClocksAreWrong(t *testing.T) {
 	t.Parallel()
 	if scale() < 2 {
-		t.Skip("SKIPPED: builds the standard library anew, a minute's work. make prove runs it, with SCALE=2 or more")
+		t.Skip("SKIPPED: builds the standard library anew, a minute's work. make histories runs it, with SCALE=2 or more")
 	}
 	onEachEngine(t, clocksAreWrong)
 }

@@ -43,7 +43,7 @@ func onEachEngine(t *testing.T, test func(t *testing.T, urls ...string)) {
 
 func threeNodes(t testing.TB) []string {
 	if scale() < 2 {
-		t.Skip("SKIPPED: starts three nodes of CockroachDB. make prove runs it, with SCALE=2 or more")
+		t.Skip("SKIPPED: starts three nodes of CockroachDB. make histories runs it, with SCALE=2 or more")
 	}
 	return pgtest.StartCluster(t, 3).URLs(t)
 }

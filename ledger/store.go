@@ -44,6 +44,13 @@ type Recaller interface {
 	Recall(scope ScopeID) (reading Reading, ok bool)
 }
 
+// Unsharded is a Store whose order by due time has no parts. It takes ByDue pages of AllShards, which are cheaper for it than those of each shard, and those too.
+type Unsharded interface {
+	Store
+	// Unsharded does nothing.
+	Unsharded()
+}
+
 // The classes of store errors.
 var (
 	// ErrUnavailable: the store could not do it and certainly did not.
@@ -197,13 +204,16 @@ type PageOrder int
 const (
 	// ByScope: tenant, operation, scope id; Tenant and Operation may narrow it.
 	ByScope PageOrder = iota + 1
-	// ByDue: shard, due_at, scope id, for one Shard; only entries with DueAt <= now of the store's clock (or DueUntil).
+	// ByDue: shard, due_at, scope id, for one Shard (or, of a store that is Unsharded, for all of them: due_at, scope id); only entries with DueAt <= now of the store's clock (or DueUntil).
 	ByDue
 )
 
 // Shards is how many parts the order by due time has, so that a store of ranges has no single hot end. The shard of an entry is
 // [ScopeID.Shard].
 const Shards = 16
+
+// AllShards is the Shard of a ByDue page over the whole order, from a store that is [Unsharded].
+const AllShards = -1
 
 // Shard is the part of the order by due time that the scope belongs to.
 func (id ScopeID) Shard() int { return int(id[0] & (Shards - 1)) }

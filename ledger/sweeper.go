@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 )
@@ -56,15 +57,26 @@ type sweeper struct {
 	ledger *Ledger
 	every  time.Duration
 
+	shards []int // the parts of the order by due time
+
 	mu     sync.Mutex // one sweep at a time in this daemon
-	bounds [Shards]Cursor
-	since  time.Time // when the bounds were last dropped, by the monotonic clock
-	calls  int64     // how many calls of callers there had been at the last look
-	busy   bool      // there had been some since the look before
+	bounds []Cursor   // of each of shards
+	since  time.Time  // when the bounds were last dropped, by the monotonic clock
+	calls  int64      // how many calls of callers there had been at the last look
+	busy   bool       // there had been some since the look before
 }
 
 func newSweeper(l *Ledger, every time.Duration) *sweeper {
-	return &sweeper{ledger: l, every: orDefault(every, defaultSweepEvery)}
+	s := &sweeper{ledger: l, every: orDefault(every, defaultSweepEvery)}
+	if _, whole := l.store.(Unsharded); whole {
+		s.shards = []int{AllShards}
+	} else {
+		for shard := range Shards {
+			s.shards = append(s.shards, shard)
+		}
+	}
+	s.bounds = make([]Cursor, len(s.shards))
+	return s
 }
 
 func (s *sweeper) run(ctx context.Context) {
@@ -103,12 +115,13 @@ func (s *sweeper) sweep(ctx context.Context, r SweepRequest, progress func(Sweep
 		defer s.giveTurn(ctx)
 	}
 	if s.since.IsZero() || time.Since(s.since) > sweepRescan {
-		s.bounds, s.since = [Shards]Cursor{}, time.Now()
+		clear(s.bounds)
+		s.since = time.Now()
 	}
 	s.look()
 	var total SweepProgress
-	for shard := range Shards {
-		if err := s.sweepShard(ctx, shard, r, &total, progress); err != nil {
+	for i := range s.shards {
+		if err := s.sweepShard(ctx, i, r, &total, progress); err != nil {
 			return total, err
 		}
 		if r.Limit > 0 && total.Examined >= int64(r.Limit) {
@@ -122,8 +135,9 @@ func (s *sweeper) sweep(ctx context.Context, r SweepRequest, progress func(Sweep
 	return total, nil
 }
 
-func (s *sweeper) sweepShard(ctx context.Context, shard int, r SweepRequest, total *SweepProgress, progress func(SweepProgress) error) error {
-	after := s.bounds[shard]
+// sweepShard sweeps one of the shards.
+func (s *sweeper) sweepShard(ctx context.Context, i int, r SweepRequest, total *SweepProgress, progress func(SweepProgress) error) error {
+	after := s.bounds[i]
 	left := Cursor{}
 	for {
 		began := time.Now()
@@ -134,7 +148,7 @@ func (s *sweeper) sweepShard(ctx context.Context, shard int, r SweepRequest, tot
 		if limit <= 0 {
 			return nil
 		}
-		page, err := s.ledger.page(ctx, PageQuery{Order: ByDue, Shard: shard, After: after, Limit: limit})
+		page, err := s.ledger.page(ctx, PageQuery{Order: ByDue, Shard: s.shards[i], After: after, Limit: limit})
 		if err != nil {
 			return err
 		}
@@ -150,8 +164,8 @@ func (s *sweeper) sweepShard(ctx context.Context, shard int, r SweepRequest, tot
 		}
 		after = page.Next
 		if !r.DryRun {
-			if s.bounds[shard] = after; left != (Cursor{}) {
-				s.bounds[shard] = left
+			if s.bounds[i] = after; left != (Cursor{}) {
+				s.bounds[i] = left
 			}
 			s.ledger.observer.Swept(batch)
 			if err := s.takeTurn(ctx); err != nil {
@@ -305,7 +319,7 @@ func (s *sweeper) takeTurn(ctx context.Context) error {
 			return r
 		}
 		if !mine && try == 0 {
-			s.bounds = [Shards]Cursor{}
+			clear(s.bounds)
 		}
 		ok, err := s.putTurn(ctx, sweepTurnBody{Daemon: s.ledger.daemon, Until: settings.Now.Add(sweepTurn)}, revision)
 		if err != nil && !errors.Is(err, ErrUnknown) {
@@ -345,10 +359,10 @@ func (s *sweeper) watch(ctx context.Context) {
 	var oldestDue, oldestHeld time.Duration
 	held := 0
 	s.mu.Lock()
-	bounds := s.bounds
+	bounds := slices.Clone(s.bounds)
 	s.mu.Unlock()
-	for shard := range Shards {
-		due, err := s.overdueIn(ctx, shard, bounds[shard])
+	for i, shard := range s.shards {
+		due, err := s.overdueIn(ctx, shard, bounds[i])
 		if err != nil {
 			return
 		}

@@ -171,7 +171,10 @@ func pageStatements(q ledger.PageQuery, now ledger.Time) []statementOf {
 			until = now
 		}
 		p := newPage(q, `entry e INDEXED BY entry_by_due CROSS JOIN name n ON n.id = e.name`)
-		p.where("e.due_at <= ? AND e.shard = ?", int64(until), int64(q.Shard))
+		p.where("e.due_at <= ?", int64(until))
+		if q.Shard != ledger.AllShards {
+			p.where("e.shard = ?", int64(q.Shard))
+		}
 		if q.After != (ledger.Cursor{}) {
 			head, tail := scopeKey(&q.After.Scope)
 			p.where("(e.due_at, e.scope_head, e.scope_tail) > (?, ?, ?)", int64(q.After.DueAt), head, tail)

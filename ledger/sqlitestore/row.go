@@ -14,10 +14,16 @@ import (
 const inlineBytes = 512
 
 // entryColumns are the columns that are written of an entry, in the order of entryValues.
-const entryColumns = `scope_head, scope_tail, name, key, incarnation, revision, state, closed, due_at, attempt, holder, principal, leased_after, settled_after,
+const entryColumns = foundBy + `key, incarnation, revision, state, closed, due_at, attempt, holder, principal, leased_after, settled_after,
 	details, answer, history`
 
 const entryColumnCount = 17
+
+// foundBy are the first of them, which an entry keeps; but for its name, once it is erased.
+const (
+	foundBy      = `scope_head, scope_tail, name, `
+	foundByCount = 3
+)
 
 // entryValues are the values of entryColumns. There is room for one more behind them.
 func entryValues(e *ledger.Entry, name int64, p *prepared) []driver.Value {

@@ -35,8 +35,9 @@ type Store struct {
 }
 
 var (
-	_ ledger.Store    = (*Store)(nil)
-	_ ledger.Recaller = (*Store)(nil)
+	_ ledger.Store     = (*Store)(nil)
+	_ ledger.Recaller  = (*Store)(nil)
+	_ ledger.Unsharded = (*Store)(nil)
 )
 
 // Pragmas of every connection, and of the writer's besides. For the size of its cache see [Config.CacheBytes].
@@ -368,6 +369,10 @@ func littleRoom(path string) bool {
 	}
 	return st.Bavail*uint64(st.Bsize) < 4*roomBytes //nolint:gosec // a block's size is positive
 }
+
+// Unsharded implements [ledger.Unsharded]: entries come to be due in the order in which they were written, so a sweep over all shards reads each page once, and one
+// shard after the other sixteen times.
+func (s *Store) Unsharded() {}
 
 // Margin implements [ledger.Store]: there is one clock.
 func (s *Store) Margin() time.Duration { return 0 }

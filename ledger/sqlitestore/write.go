@@ -16,7 +16,8 @@ import (
 // and it holds the write lock, so what it read can not have changed when it writes.
 var (
 	insertEntry = `INSERT INTO entry (` + entryColumns + `) VALUES (` + strings.Repeat("?, ", entryColumnCount-1) + `?)`
-	updateEntry = `UPDATE entry SET (` + entryColumns + `) = (` + strings.Repeat("?, ", entryColumnCount-1) + `?) WHERE id = ?`
+	// updateEntry leaves out what an entry is found by: SQLite would move it in those indexes, to where it stands.
+	updateEntry = `UPDATE entry SET (` + strings.TrimPrefix(entryColumns, foundBy) + `) = (` + strings.Repeat("?, ", entryColumnCount-foundByCount-1) + `?) WHERE id = ?`
 )
 
 const (
@@ -32,6 +33,7 @@ const (
 	deleteAnswer  = `DELETE FROM answer WHERE entry = ?`
 	deleteHistory = `DELETE FROM history WHERE entry = ?`
 	deleteEntry   = `DELETE FROM entry WHERE id = ?`
+	renameEntry   = `UPDATE entry SET name = ? WHERE id = ?`
 )
 
 // Write implements [ledger.Store].
@@ -175,10 +177,13 @@ func (w *writer) replace(p *prepared, row *guarded, next *ledger.Entry) error {
 	if err != nil {
 		return err
 	}
-	if _, err := w.conn.exec(updateEntry, append(entryValues(next, name, p), row.id)...); err != nil {
+	if _, err := w.conn.exec(updateEntry, append(entryValues(next, name, p)[foundByCount:], row.id)...); err != nil {
 		return err
 	}
-	if name != row.name {
+	if name != row.name { // it was erased
+		if _, err := w.conn.exec(renameEntry, name, row.id); err != nil {
+			return err
+		}
 		if err := w.forgetName(row.name); err != nil {
 			return err
 		}

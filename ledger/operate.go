@@ -181,12 +181,13 @@ const (
 
 // listToken is where a list goes on, and of which list: under other filters it would silently leave entries out.
 type listToken struct {
-	Filter uint64 `json:"f"`
-	Shard  int    `json:"s,omitempty"`
-	Tenant string `json:"t,omitempty"`
-	Op     string `json:"o,omitempty"`
-	Due    Time   `json:"d,omitempty"`
-	Scope  []byte `json:"i"`
+	Filter  uint64 `json:"f"`
+	Shard   int    `json:"s,omitempty"`
+	Tenant  string `json:"t,omitempty"`
+	Op      string `json:"o,omitempty"`
+	Due     Time   `json:"d,omitempty"`
+	Created Time   `json:"c,omitempty"`
+	Scope   []byte `json:"i"`
 }
 
 // List returns entries as they are now, by tenant and operation, without answer, evidence, earlier attempts and resolutions: those are for
@@ -216,7 +217,7 @@ type listWalk struct {
 }
 
 func (l *Ledger) newListWalk(r ListRequest, size int) (*listWalk, error) {
-	w := &listWalk{ledger: l, r: r, size: size, q: PageQuery{Order: ByScope, Tenant: r.Tenant, Lean: true}}
+	w := &listWalk{ledger: l, r: r, size: size, q: PageQuery{Order: ByName, Tenant: r.Tenant, Lean: true}}
 	if r.Tenant != "" {
 		// Without a tenant the operations lie scattered: every entry is looked at.
 		w.q.Operation = r.Operation
@@ -239,7 +240,7 @@ func (l *Ledger) newListWalk(r ListRequest, size int) (*listWalk, error) {
 		return nil, invalid(ReasonInvalidPage, "page_token", "must be the next_page_token of the page before, with the same filters")
 	}
 	w.q.Shard = token.Shard
-	w.q.After = Cursor{Tenant: token.Tenant, Operation: token.Op, DueAt: token.Due, Scope: ScopeID(token.Scope)}
+	w.q.After = Cursor{Tenant: token.Tenant, Operation: token.Op, DueAt: token.Due, Incarnation: token.Created, Scope: ScopeID(token.Scope)}
 	return w, nil
 }
 
@@ -299,7 +300,7 @@ func (w *listWalk) cursorAt(e *Entry) Cursor {
 	if w.held {
 		return Cursor{DueAt: e.DueAt, Scope: e.Scope}
 	}
-	return Cursor{Tenant: e.Ref.Tenant, Operation: e.Ref.Operation, Scope: e.Scope}
+	return Cursor{Tenant: e.Ref.Tenant, Operation: e.Ref.Operation, Incarnation: e.Incarnation, Scope: e.Scope}
 }
 
 func (w *listWalk) matches(e *Entry, now Time) bool {
@@ -323,7 +324,9 @@ func (w *listWalk) matches(e *Entry, now Time) bool {
 
 func (w *listWalk) token() string {
 	after := w.q.After
-	raw, err := json.Marshal(listToken{Filter: w.r.filter(), Shard: w.q.Shard, Tenant: after.Tenant, Op: after.Operation, Due: after.DueAt, Scope: after.Scope[:]})
+	raw, err := json.Marshal(listToken{
+		Filter: w.r.filter(), Shard: w.q.Shard, Tenant: after.Tenant, Op: after.Operation, Due: after.DueAt, Created: after.Incarnation, Scope: after.Scope[:],
+	})
 	if err != nil {
 		return "" // a struct of plain fields always encodes
 	}
@@ -370,7 +373,7 @@ func (l *Ledger) Erase(ctx context.Context, caller Caller, r EraseRequest, progr
 	}
 	caller.Operator = true
 	var left int64
-	q := PageQuery{Order: ByScope, Tenant: r.Tenant, CreatedUntil: Time(r.CreatedUntil.UnixMicro()), Limit: sweepBatch, Lean: true}
+	q := PageQuery{Order: ByName, Tenant: r.Tenant, CreatedUntil: Time(r.CreatedUntil.UnixMicro()), Limit: sweepBatch, Lean: true}
 	for {
 		page, err := l.page(ctx, q)
 		if err != nil {
@@ -500,7 +503,7 @@ func (l *Ledger) ApplyPolicy(ctx context.Context, r ApplyRequest, progress func(
 		return total, err
 	}
 	var left int64
-	q := PageQuery{Order: ByScope, Limit: sweepBatch, Lean: true}
+	q := PageQuery{Order: ByName, Limit: sweepBatch, Lean: true}
 	if r.Tenant != "*" {
 		q.Tenant = r.Tenant
 		if r.Operation != "*" {
@@ -591,7 +594,7 @@ const (
 // refuses with STORE_UNAVAILABLE. Bad rows are not counted; the log names them.
 func (l *Ledger) Stats(ctx context.Context, r StatsRequest) (Stats, error) {
 	var out Stats
-	q := PageQuery{Order: ByScope, Tenant: r.Tenant, Limit: MaxPageRows, Lean: true}
+	q := PageQuery{Order: ByName, Tenant: r.Tenant, Limit: MaxPageRows, Lean: true}
 	if r.Tenant != "" {
 		q.Operation = r.Operation
 	}

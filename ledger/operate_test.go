@@ -258,7 +258,7 @@ func TestErasingTakesEverythingPersonal(t *testing.T) {
 	if err != nil || !p.Done || p.Skipped != 0 {
 		t.Errorf("erased %+v: %v", p, err)
 	}
-	page, err := b.model.Page(t.Context(), ledger.PageQuery{Order: ledger.ByScope, Limit: 1000})
+	page, err := b.model.Page(t.Context(), ledger.PageQuery{Order: ledger.ByName, Limit: 1000})
 	b.must(err)
 	erased := 0
 	for _, e := range page.Entries {

@@ -202,8 +202,9 @@ type PageOrder int
 
 // The orders of a page.
 const (
-	// ByScope: tenant, operation, scope id; Tenant and Operation may narrow it.
-	ByScope PageOrder = iota + 1
+	// ByName: tenant, operation, and in these an order of the store's own that an entry keeps its place in: by scope id, or by incarnation and then
+	// scope id. Tenant and Operation may narrow it.
+	ByName PageOrder = iota + 1
 	// ByDue: shard, due_at, scope id, for one Shard (or, of a store that is Unsharded, for all of them: due_at, scope id); only entries with DueAt <= now of the store's clock (or DueUntil).
 	ByDue
 )
@@ -221,7 +222,7 @@ func (id ScopeID) Shard() int { return int(id[0] & (Shards - 1)) }
 // PageQuery asks for a page.
 type PageQuery struct {
 	Order PageOrder
-	// Tenant and Operation narrow a ByScope page; empty: all. Operation needs Tenant.
+	// Tenant and Operation narrow a ByName page; empty: all. Operation needs Tenant.
 	Tenant    string
 	Operation string
 	// Shard is the part of a ByDue page.
@@ -231,9 +232,9 @@ type PageQuery struct {
 	DueUntil Time
 	// After continues behind the last row of the page before; zero: from the start.
 	After Cursor
-	// States narrows a ByScope page to these stored states, not closed; empty: everything.
+	// States narrows a ByName page to these stored states, not closed; empty: everything.
 	States []State
-	// CreatedUntil narrows a ByScope page to incarnations at or before it; zero: all.
+	// CreatedUntil narrows a ByName page to incarnations at or before it; zero: all.
 	CreatedUntil Time
 	// Limit is how many rows at the most, 1 to MaxPageRows.
 	Limit int
@@ -241,12 +242,13 @@ type PageQuery struct {
 	Lean bool
 }
 
-// Cursor is a position in an order.
+// Cursor is a position in an order: that of an entry, if all of it is the entry's.
 type Cursor struct {
-	Tenant    string
-	Operation string
-	DueAt     Time
-	Scope     ScopeID
+	Tenant      string
+	Operation   string
+	DueAt       Time
+	Incarnation Time
+	Scope       ScopeID
 }
 
 // Page is a run of entries. More says that there may be further ones behind Next. Entries and Bad together are at most as many as the limit.

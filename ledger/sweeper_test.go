@@ -257,7 +257,7 @@ func (b *bench) revisions() map[string]int64 {
 	b.t.Helper()
 	out := map[string]int64{}
 	for after := (ledger.Cursor{}); ; {
-		page, err := b.model.Page(b.t.Context(), ledger.PageQuery{Order: ledger.ByScope, After: after, Limit: 1000})
+		page, err := b.model.Page(b.t.Context(), ledger.PageQuery{Order: ledger.ByName, After: after, Limit: 1000})
 		b.must(err)
 		for _, e := range page.Entries {
 			out[fmt.Sprintf("%x", e.Scope)] = e.Revision

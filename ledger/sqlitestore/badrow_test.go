@@ -29,7 +29,7 @@ func TestARowWhoseDetailsMakeNoSense(t *testing.T) {
 	if _, err := s.Get(t.Context(), rows[bad].Scope); !errors.Is(err, ledger.ErrBadRow) || errors.Is(err, ledger.FaultDamaged) {
 		t.Errorf("Get: %v", err)
 	}
-	page, err := s.Page(t.Context(), ledger.PageQuery{Order: ledger.ByScope, Limit: n, Lean: true})
+	page, err := s.Page(t.Context(), ledger.PageQuery{Order: ledger.ByName, Limit: n, Lean: true})
 	if err != nil || len(page.Entries) != n-1 || len(page.Bad) != 1 || page.Bad[0].Scope != rows[bad].Scope || page.More {
 		t.Errorf("a lean page has %d entries and names %+v: %v", len(page.Entries), page.Bad, err)
 	}

@@ -27,7 +27,7 @@ func openBackend(tb testing.TB) *storetest.Backend {
 	moving := storetest.NewClock(testStart)
 	s := openForTest(tb, Config{Dir: tb.TempDir(), Clock: moving.Now})
 	return &storetest.Backend{
-		Store: s, Clock: moving,
+		Store: s, Clock: moving, ByAge: true,
 		Reopen: func(tb testing.TB) ledger.Store {
 			s = openForTest(tb, Config{Dir: remains(tb, s), Clock: moving.Now})
 			return s

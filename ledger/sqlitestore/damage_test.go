@@ -191,7 +191,7 @@ func (tr *truth) ask(t *testing.T, s *Store, where string) (refused bool) {
 				t.Errorf("%s: entry %d is answered %+v, is %+v", where, n, r.Entry, want)
 			}
 		}
-		page, err := s.Page(t.Context(), ledger.PageQuery{Order: ledger.ByScope, Limit: ledger.MaxPageRows})
+		page, err := s.Page(t.Context(), ledger.PageQuery{Order: ledger.ByName, Limit: ledger.MaxPageRows})
 		refused = refused || err != nil
 		if err == nil {
 			tr.compare(t, page.Entries, where)

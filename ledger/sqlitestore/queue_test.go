@@ -304,7 +304,7 @@ func TestAfterCloseEverythingIsUnavailable(t *testing.T) {
 	calls := map[string]func() error{
 		"Get":      func() error { _, err := s.Get(ctx, scopeOf(1)); return err },
 		"Write":    func() error { _, err := s.Write(ctx, claimed(1)); return err },
-		"Page":     func() error { _, err := s.Page(ctx, ledger.PageQuery{Order: ledger.ByScope, Limit: 1}); return err },
+		"Page":     func() error { _, err := s.Page(ctx, ledger.PageQuery{Order: ledger.ByName, Limit: 1}); return err },
 		"Forget":   func() error { _, err := s.Forget(ctx, []ledger.Row{{}}); return err },
 		"Settings": func() error { _, err := s.Settings(ctx, "policy"); return err },
 		"PutSetting": func() error {

@@ -110,7 +110,7 @@ func (s *Store) Page(ctx context.Context, q ledger.PageQuery) (ledger.Page, erro
 	if q.Limit < 1 || q.Limit > ledger.MaxPageRows {
 		return ledger.Page{}, unavailable("page", fmt.Errorf("limit %d, must be 1 to %d", q.Limit, ledger.MaxPageRows))
 	}
-	if q.Order != ledger.ByScope && q.Order != ledger.ByDue {
+	if q.Order != ledger.ByName && q.Order != ledger.ByDue {
 		return ledger.Page{}, unavailable("page", fmt.Errorf("no order %d", q.Order))
 	}
 	now := s.clock.now()
@@ -138,7 +138,9 @@ func (s *Store) Page(ctx context.Context, q ledger.PageQuery) (ledger.Page, erro
 					default:
 						return err
 					}
-					page.Next = ledger.Cursor{Tenant: e.Ref.Tenant, Operation: e.Ref.Operation, DueAt: e.DueAt, Scope: e.Scope}
+					page.Next = ledger.Cursor{
+						Tenant: e.Ref.Tenant, Operation: e.Ref.Operation, DueAt: e.DueAt, Incarnation: e.Incarnation, Scope: e.Scope,
+					}
 					return nil
 				})
 				if err != nil || page.More {
@@ -163,7 +165,7 @@ type statementOf struct {
 // pageStatements are the statements that list a page one after the other. Each takes one more argument: how many rows at the most.
 //
 // The joins are crossed, which is SQLite's way to be told the order of its loops, so that an index gives the rows in their order and a page reads no more
-// than it lists. For the same reason a page by scope that goes on behind a row is two: what is left under that row's name, and all later names.
+// than it lists. For the same reason a page by name that goes on behind a row is two: what is left under that row's name, and all later names.
 func pageStatements(q ledger.PageQuery, now ledger.Time) []statementOf {
 	if q.Order == ledger.ByDue {
 		until := q.DueUntil
@@ -184,16 +186,16 @@ func pageStatements(q ledger.PageQuery, now ledger.Time) []statementOf {
 	var list []statementOf
 	goOn := q.After != (ledger.Cursor{}) && (q.Tenant == "" || q.Tenant == q.After.Tenant) && (q.Operation == "" || q.Operation == q.After.Operation)
 	if goOn {
-		p := newScopePage(q)
+		p := newNamePage(q)
 		head, tail := scopeKey(&q.After.Scope)
 		p.where("n.tenant = ? AND n.operation = ?", q.After.Tenant, q.After.Operation)
-		p.where("(e.scope_head, e.scope_tail) > (?, ?)", head, tail)
-		list = append(list, p.statement(byScope))
+		p.where("(e.incarnation, e.scope_head, e.scope_tail) > (?, ?, ?)", int64(q.After.Incarnation), head, tail)
+		list = append(list, p.statement(byName))
 	}
 	if goOn && q.Operation != "" {
 		return list
 	}
-	p := newScopePage(q)
+	p := newNamePage(q)
 	if q.Tenant != "" {
 		p.where("n.tenant = ?", q.Tenant)
 	}
@@ -206,12 +208,12 @@ func pageStatements(q ledger.PageQuery, now ledger.Time) []statementOf {
 	case q.After != (ledger.Cursor{}):
 		p.where("(n.tenant, n.operation) > (?, ?)", q.After.Tenant, q.After.Operation)
 	}
-	return append(list, p.statement(byScope))
+	return append(list, p.statement(byName))
 }
 
-const byScope = "n.tenant, n.operation, e.scope_head, e.scope_tail"
+const byName = "n.tenant, n.operation, e.incarnation, e.scope_head, e.scope_tail"
 
-func newScopePage(q ledger.PageQuery) *pageStatement {
+func newNamePage(q ledger.PageQuery) *pageStatement {
 	p := newPage(q, `name n CROSS JOIN entry e INDEXED BY entry_by_name ON e.name = n.id`)
 	if len(q.States) > 0 {
 		states := make([]driver.Value, len(q.States))

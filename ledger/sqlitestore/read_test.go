@@ -23,13 +23,13 @@ func TestPagesReadNoMoreThanTheyList(t *testing.T) {
 	pair(t, s, 1, 10)
 	after := ledger.Cursor{Tenant: "a", Operation: "b", DueAt: 3, Scope: scopeOf(1)}
 	for name, q := range map[string]ledger.PageQuery{
-		"all":            {Order: ledger.ByScope},
-		"all, goes on":   {Order: ledger.ByScope, After: after},
-		"tenant":         {Order: ledger.ByScope, Tenant: "a"},
-		"tenant goes on": {Order: ledger.ByScope, Tenant: "a", After: after},
-		"operation":      {Order: ledger.ByScope, Tenant: "a", Operation: "b"},
-		"op. goes on":    {Order: ledger.ByScope, Tenant: "a", Operation: "b", After: after},
-		"states":         {Order: ledger.ByScope, States: []ledger.State{ledger.Pending}, CreatedUntil: 9},
+		"all":            {Order: ledger.ByName},
+		"all, goes on":   {Order: ledger.ByName, After: after},
+		"tenant":         {Order: ledger.ByName, Tenant: "a"},
+		"tenant goes on": {Order: ledger.ByName, Tenant: "a", After: after},
+		"operation":      {Order: ledger.ByName, Tenant: "a", Operation: "b"},
+		"op. goes on":    {Order: ledger.ByName, Tenant: "a", Operation: "b", After: after},
+		"states":         {Order: ledger.ByName, States: []ledger.State{ledger.Pending}, CreatedUntil: 9},
 		"due":            {Order: ledger.ByDue, Shard: 2},
 		"due goes on":    {Order: ledger.ByDue, Shard: 2, After: after},
 		"all due":        {Order: ledger.ByDue, Shard: ledger.AllShards},

@@ -14,15 +14,15 @@ import (
 const inlineBytes = 512
 
 // entryColumns are the columns that are written of an entry, in the order of entryValues.
-const entryColumns = foundBy + `key, incarnation, revision, state, closed, due_at, attempt, holder, principal, leased_after, settled_after,
+const entryColumns = foundBy + `key, revision, state, closed, due_at, attempt, holder, principal, leased_after, settled_after,
 	details, answer, history`
 
 const entryColumnCount = 17
 
-// foundBy are the first of them, which an entry keeps; but for its name, once it is erased.
+// foundBy are the first of them, which an entry keeps; but for its name, once it is erased, and its incarnation, once it was forgotten and begins anew.
 const (
-	foundBy      = `scope_head, scope_tail, name, `
-	foundByCount = 3
+	foundBy      = `scope_head, scope_tail, name, incarnation, `
+	foundByCount = 4
 )
 
 // entryValues are the values of entryColumns. There is room for one more behind them.
@@ -34,7 +34,7 @@ func entryValues(e *ledger.Entry, name int64, p *prepared) []driver.Value {
 func columnsOf(e *ledger.Entry, name int64, d details, answer, history driver.Value) []driver.Value {
 	head, tail := scopeKey(&e.Scope)
 	return append(make([]driver.Value, 0, entryColumnCount+1),
-		head, tail, name, e.Ref.Key, int64(e.Incarnation), e.Revision, int64(e.State), flag(e.Closed), int64(e.DueAt),
+		head, tail, name, int64(e.Incarnation), e.Ref.Key, e.Revision, int64(e.State), flag(e.Closed), int64(e.DueAt),
 		int64(e.Last.Number), e.Last.Holder, e.Last.Principal, after(e, e.Last.LeaseUntil), after(e, e.SettledAt),
 		encodeDetails(e, d), answer, history)
 }

@@ -141,6 +141,56 @@ func TestAFileOfSchema0001IsBroughtOver(t *testing.T) {
 	pair(t, s, int64(len(want)), 10)
 }
 
+// TestAFileOfSchema0002ListsByAge: the rows stay as they are, and their index by name becomes another.
+func TestAFileOfSchema0002ListsByAge(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	list, err := migrations()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := openConnection(t.Context(), filepath.Join(dir, databaseName), "", "rwc", "page_size = 4096", "journal_mode = wal")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := &writer{conn: c, names: map[ledger.Ref]int64{}}
+	for version := range 2 {
+		if err := step(t.Context(), c, list[version], version+1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := entries0001()
+	for i, e := range want {
+		name, err := names.nameID(e.Ref)
+		if err == nil {
+			p := prepare(ledger.Write{Scope: e.Scope, Put: e})
+			_, err = c.exec(insertEntry, entryValues(e, name, p)...)
+			err = errors.Join(err, names.keepApart(int64(i+1), p, details{}))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.close(); err != nil {
+		t.Fatal(err)
+	}
+
+	s := openForTest(t, Config{Dir: dir, Clock: func() ledger.Time { return testStart }})
+	q := ledger.PageQuery{Order: ledger.ByName, Tenant: "tenant 1", Limit: 7}
+	var got []*ledger.Entry
+	for more := true; more; {
+		page, err := s.Page(t.Context(), q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, more, q.After = append(got, page.Entries...), page.More, page.Next
+	}
+	want = slices.DeleteFunc(want, func(e *ledger.Entry) bool { return e.Ref.Tenant != q.Tenant })
+	if !reflect.DeepEqual(got, want) { // they were made in the order of their age
+		t.Errorf("%d entries are listed, want these %d by age", len(got), len(want))
+	}
+}
+
 // TestAnUpgradeThatFailsLeavesTheFileAsItWas: the build before can go on with it.
 func TestAnUpgradeThatFailsLeavesTheFileAsItWas(t *testing.T) {
 	t.Parallel()

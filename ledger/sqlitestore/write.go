@@ -33,7 +33,7 @@ const (
 	deleteAnswer  = `DELETE FROM answer WHERE entry = ?`
 	deleteHistory = `DELETE FROM history WHERE entry = ?`
 	deleteEntry   = `DELETE FROM entry WHERE id = ?`
-	renameEntry   = `UPDATE entry SET name = ? WHERE id = ?`
+	moveEntry     = `UPDATE entry SET name = ?, incarnation = ? WHERE id = ?`
 )
 
 // Write implements [ledger.Store].
@@ -180,10 +180,12 @@ func (w *writer) replace(p *prepared, row *guarded, next *ledger.Entry) error {
 	if _, err := w.conn.exec(updateEntry, append(entryValues(next, name, p)[foundByCount:], row.id)...); err != nil {
 		return err
 	}
-	if name != row.name { // it was erased
-		if _, err := w.conn.exec(renameEntry, name, row.id); err != nil {
+	if name != row.name || next.Incarnation != row.entry.Incarnation {
+		if _, err := w.conn.exec(moveEntry, name, int64(next.Incarnation), row.id); err != nil {
 			return err
 		}
+	}
+	if name != row.name { // it was erased
 		if err := w.forgetName(row.name); err != nil {
 			return err
 		}

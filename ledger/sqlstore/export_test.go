@@ -49,9 +49,9 @@ func Texts(s *Store) map[string]string {
 	}
 	for _, lean := range []bool{false, true} {
 		for name, q := range map[string]ledger.PageQuery{
-			"page-due": {Order: ledger.ByDue}, "page-all": {Order: ledger.ByScope}, "page-tenant": {Order: ledger.ByScope, Tenant: "t"},
-			"page-operation": {Order: ledger.ByScope, Tenant: "t", Operation: "o"},
-			"page-filtered":  {Order: ledger.ByScope, States: []ledger.State{ledger.Pending}, CreatedUntil: ledger.Never},
+			"page-due": {Order: ledger.ByDue}, "page-all": {Order: ledger.ByName}, "page-tenant": {Order: ledger.ByName, Tenant: "t"},
+			"page-operation": {Order: ledger.ByName, Tenant: "t", Operation: "o"},
+			"page-filtered":  {Order: ledger.ByName, States: []ledger.State{ledger.Pending}, CreatedUntil: ledger.Never},
 		} {
 			q.Lean = lean
 			if lean {

@@ -173,7 +173,7 @@ func TestC16SerializationFailures(t *testing.T) {
 					t.Errorf("%s %d times: %+v", code, times, e)
 				}
 				proxy.Arm(pgtest.FailBefore, "idemd:", code, times)
-				if _, err := s.Page(context.Background(), ledger.PageQuery{Order: ledger.ByScope, Limit: 1}); err != nil {
+				if _, err := s.Page(context.Background(), ledger.PageQuery{Order: ledger.ByName, Limit: 1}); err != nil {
 					t.Errorf("%s %d times: Page: %v", code, times, err)
 				}
 				everyOtherStatementIsRetried(t, s, scope, func() { proxy.Arm(pgtest.FailBefore, "idemd:", code, times) }, proxy.Hits)
@@ -391,7 +391,7 @@ func TestC51C52TextsAreKeptExactly(t *testing.T) {
 			if e == nil || e.Ref != ref || e.Last.Holder != ref.Key || e.Last.Principal != ref.Operation {
 				t.Errorf("%q reads as %+v", ref, e)
 			}
-			page, err := s.Page(context.Background(), ledger.PageQuery{Order: ledger.ByScope, Tenant: ref.Tenant, Operation: ref.Operation, Limit: 10})
+			page, err := s.Page(context.Background(), ledger.PageQuery{Order: ledger.ByName, Tenant: ref.Tenant, Operation: ref.Operation, Limit: 10})
 			if err != nil || len(page.Entries) != 1 || page.Entries[0].Ref != ref {
 				t.Errorf("the page of %q has %d entries, %v", ref, len(page.Entries), err)
 			}

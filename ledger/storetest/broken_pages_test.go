@@ -32,7 +32,7 @@ func asking(change func(q *ledger.PageQuery)) func(*brokenStore) {
 
 func pageDefects() []defect { return append(scopePageDefects(), duePageDefects()...) }
 
-const everyRowInOrder = "pages by scope list every row once, in order of tenant, operation and scope id by their bytes, at every page size"
+const everyRowInOrder = "pages by name list every row once, in order of tenant, operation and the store's own order by their bytes, at every page size"
 
 func scopePageDefects() []defect {
 	zero := ledger.Cursor{}
@@ -66,29 +66,29 @@ func scopePageDefects() []defect {
 			}
 		}), []string{"a page holds at most as many rows as it was asked for"}},
 		{"ignores the operation", asking(func(q *ledger.PageQuery) { q.Operation = "" }),
-			[]string{"pages by scope narrow to a tenant, and to an operation of it"}},
+			[]string{"pages by name narrow to a tenant, and to an operation of it"}},
 		{"takes closed rows for their state", choosing(func(q ledger.PageQuery, e *ledger.Entry, now ledger.Time) bool {
 			open := *e
 			open.Closed = false
 			return selects(q, &open, now)
-		}), []string{"pages by scope narrow to stored states that are not closed"}},
+		}), []string{"pages by name narrow to stored states that are not closed"}},
 		{"leaves out the instant itself", asking(func(q *ledger.PageQuery) {
 			if q.CreatedUntil != 0 && q.CreatedUntil != ledger.Never {
 				q.CreatedUntil--
 			}
-		}), []string{"pages by scope narrow to incarnations up to an instant, that instant included"}},
+		}), []string{"pages by name narrow to incarnations up to an instant, that instant included"}},
 		{"narrows by one thing only", asking(func(q *ledger.PageQuery) {
 			if len(q.States) > 0 {
 				q.CreatedUntil = 0
 			}
-		}), []string{"pages by scope narrow by everything at once"}},
+		}), []string{"pages by name narrow by everything at once"}},
 		{"starts from the start where the bound is no row", paging(func(s *brokenStore, q ledger.PageQuery, p *ledger.Page) {
 			if s.entries[q.After.Scope] == nil {
 				q.After = zero
 				*p, _ = s.Model.Page(context.Background(), q)
 			}
 		}), []string{
-			"pages by scope go on from any position, also one where no row is",
+			"pages by name go on from any position, also one where no row is",
 			"a row that stays is listed once while others come, change and go during the paging",
 		}},
 		{"shows lean entries always", paging(func(_ *brokenStore, _ ledger.PageQuery, p *ledger.Page) {

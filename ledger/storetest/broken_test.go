@@ -166,7 +166,7 @@ func openBroken(d defect) *Backend {
 	s := &brokenStore{Model: NewModel(clock, 0), clock: clock, stash: map[ledger.ScopeID]*ledger.Entry{}, gate: newGate()}
 	d.breaks(s)
 	b := &Backend{
-		Store: s, Clock: clock, Block: s.gate.block,
+		Store: s, Clock: clock, Block: s.gate.block, ByAge: true,
 		Another: func(testing.TB) ledger.Store { return s },
 		Reopen:  func(testing.TB) ledger.Store { return s },
 		Spoil:   func(_ testing.TB, scope ledger.ScopeID) { s.Spoil(scope) },

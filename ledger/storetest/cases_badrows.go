@@ -86,7 +86,7 @@ func pageWithASenselessRow(b *bench) {
 	}
 	b.Clock.Advance(2 * claimRetention)
 	for limit := 1; limit <= 12; limit += 3 {
-		b.pagesPast(ledger.PageQuery{Order: ledger.ByScope, Limit: limit}, rows, bad)
+		b.pagesPast(ledger.PageQuery{Order: ledger.ByName, Limit: limit}, rows, bad)
 		b.pagesPast(ledger.PageQuery{Order: ledger.ByDue, Shard: bad.Scope.Shard(), Limit: limit}, rows, bad)
 	}
 }
@@ -116,7 +116,7 @@ func (b *bench) pagesPast(q ledger.PageQuery, rows []*ledger.Entry, bad *ledger.
 		more, q.After = page.More, page.Next
 	}
 	for _, e := range rows {
-		if want := q.Order == ledger.ByScope || e.Scope.Shard() == q.Shard; (listed[e.Scope] == 1) != want {
+		if want := q.Order == ledger.ByName || e.Scope.Shard() == q.Shard; (listed[e.Scope] == 1) != want {
 			b.Errorf("order %d, %d a page: scope %x is listed %d times", q.Order, q.Limit, e.Scope, listed[e.Scope])
 		}
 	}

@@ -177,7 +177,7 @@ func (b *bench) putRefs(refs []ledger.Ref) {
 				want++
 			}
 		}
-		got := b.pages(ledger.PageQuery{Order: ledger.ByScope, Tenant: row.Ref.Tenant, Operation: row.Ref.Operation, Limit: 100})
+		got := b.pages(ledger.PageQuery{Order: ledger.ByName, Tenant: row.Ref.Tenant, Operation: row.Ref.Operation, Limit: 100})
 		if len(got) != want || !slices.ContainsFunc(got, func(e *ledger.Entry) bool { return same(row, e) }) {
 			b.Errorf("the page of %q has %d entries, want %d with it among them", row.Ref, len(got), want)
 		}
@@ -223,7 +223,7 @@ func erasedSideBySide(b *bench) {
 			b.Error(diff)
 		}
 	}
-	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByScope, Limit: 3}), inOrder(ledger.ByScope, rows))
+	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByName, Limit: 3}), b.inOrder(ledger.ByName, rows))
 }
 
 func memoryIsNotShared(b *bench) {
@@ -240,7 +240,7 @@ func memoryIsNotShared(b *bench) {
 	if diff := differences(want, b.get(e.Scope)); diff != "" {
 		b.Errorf("what a reader did to the entry it got shows in the row:\n%s", diff)
 	}
-	for _, listed := range b.pages(ledger.PageQuery{Order: ledger.ByScope, Limit: 10}) {
+	for _, listed := range b.pages(ledger.PageQuery{Order: ledger.ByName, Limit: 10}) {
 		scribble(listed)
 	}
 	if diff := differences(want, b.get(e.Scope)); diff != "" {

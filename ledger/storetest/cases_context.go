@@ -47,7 +47,7 @@ func (b *bench) refusesAll(ctx context.Context, want error) {
 		{"Write of a settlement", func() error { _, err := b.Store.Write(ctx, b.claimed("complete", row)); return err }},
 		{"Write of an extension", func() error { _, err := b.Store.Write(ctx, b.claimed("extend", row)); return err }},
 		{"Page by scope", func() error {
-			_, err := b.Store.Page(ctx, ledger.PageQuery{Order: ledger.ByScope, Limit: 1})
+			_, err := b.Store.Page(ctx, ledger.PageQuery{Order: ledger.ByName, Limit: 1})
 			return err
 		}},
 		{"Page by due time", func() error { _, err := b.Store.Page(ctx, ledger.PageQuery{Order: ledger.ByDue, Limit: 1}); return err }},

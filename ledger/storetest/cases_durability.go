@@ -43,7 +43,7 @@ func reopened(b *bench) {
 	setting := ledger.Setting{Kind: "policy", Name: "a", Body: []byte("x"), Revision: 1, UpdatedAt: b.Clock.Now()}
 	for range 2 {
 		b.reopen()
-		b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByScope, Limit: 11}), inOrder(ledger.ByScope, rows))
+		b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByName, Limit: 11}), b.inOrder(ledger.ByName, rows))
 		b.duePages(rows, 5, false)
 		b.sameSettings("policy", setting)
 	}
@@ -94,7 +94,7 @@ func reopenedWithoutForgotten(b *bench) {
 	s.Body = nil
 	b.setting(s, 1, true)
 	b.reopen()
-	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByScope, Limit: 10}), []*ledger.Entry{stays})
+	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByName, Limit: 10}), []*ledger.Entry{stays})
 	b.sameSettings("policy")
 }
 

@@ -42,7 +42,7 @@ func forgetsTheRow(b *bench) {
 		}
 		b.forget(0, rowOf(row))
 	}
-	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByScope, Limit: 10}), []*ledger.Entry{stays})
+	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByName, Limit: 10}), []*ledger.Entry{stays})
 	b.leavesBehind(1)
 }
 
@@ -86,7 +86,7 @@ func forgetsAndCounts(b *bench) {
 	}
 	b.Shuffle(len(rows), func(i, j int) { rows[i], rows[j] = rows[j], rows[i] })
 	b.forget(20, rows...)
-	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByScope, Limit: 7}), inOrder(ledger.ByScope, stay))
+	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByName, Limit: 7}), b.inOrder(ledger.ByName, stay))
 	b.forget(0, rows...)
 }
 
@@ -100,7 +100,7 @@ func forgetsABatch(b *bench) {
 		rows = append(rows, ledger.Row{Scope: e.Scope, Incarnation: written.Stamps.Incarnation, Revision: written.Stamps.Revision})
 	}
 	b.forget(ledger.MaxForgetBatch, rows...)
-	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByScope, Limit: 100}), nil)
+	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByName, Limit: 100}), nil)
 	b.leavesBehind(0)
 }
 

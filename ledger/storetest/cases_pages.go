@@ -11,13 +11,13 @@ import (
 func pageCases() []testCase {
 	return []testCase{
 		{"a page of an empty store is empty and the last", emptyPage},
-		{"pages by scope list every row once, in order of tenant, operation and scope id by their bytes, at every page size", pagesByScope},
+		{"pages by name list every row once, in order of tenant, operation and the store's own order by their bytes, at every page size", pagesByName},
 		{"a page holds at most as many rows as it was asked for", pageLimit},
-		{"pages by scope narrow to a tenant, and to an operation of it", pagesOfTenant},
-		{"pages by scope narrow to stored states that are not closed", pagesOfStates},
-		{"pages by scope narrow to incarnations up to an instant, that instant included", pagesCreatedUntil},
-		{"pages by scope narrow by everything at once", pagesByEverything},
-		{"pages by scope go on from any position, also one where no row is", pagesFromAnywhere},
+		{"pages by name narrow to a tenant, and to an operation of it", pagesOfTenant},
+		{"pages by name narrow to stored states that are not closed", pagesOfStates},
+		{"pages by name narrow to incarnations up to an instant, that instant included", pagesCreatedUntil},
+		{"pages by name narrow by everything at once", pagesByEverything},
+		{"pages by name go on from any position, also one where no row is", pagesFromAnywhere},
 		{"a row that stays is listed once while others come, change and go during the paging", pagesWhileChanging},
 		{"a full page shows whole entries", fullPage},
 		{"a lean page leaves out answer, earlier attempts, evidence and resolutions, and nothing else", leanPage},
@@ -58,7 +58,7 @@ func (b *bench) pages(q ledger.PageQuery) []*ledger.Entry {
 // onwards is where the next page starts, which must be behind where this one did.
 func (b *bench) onwards(q ledger.PageQuery, page ledger.Page) ledger.Cursor {
 	b.Helper()
-	if compareCursors(q.Order, page.Next, q.After) <= 0 {
+	if b.compareCursors(q.Order, page.Next, q.After) <= 0 {
 		b.Fatalf("there is more, and the next page would start at %+v again, after %+v", page.Next, q.After)
 	}
 	return page.Next
@@ -77,7 +77,7 @@ func (b *bench) page(q ledger.PageQuery) ledger.Page {
 	if len(page.Entries) > q.Limit {
 		b.Errorf("a page of at most %d rows has %d", q.Limit, len(page.Entries))
 	}
-	if n := len(page.Entries); n > 0 && compareCursors(q.Order, page.Next, cursorAt(page.Entries[n-1])) < 0 {
+	if n := len(page.Entries); n > 0 && b.compareCursors(q.Order, page.Next, cursorAt(page.Entries[n-1])) < 0 {
 		b.Errorf("the next page would start at %+v, before the last row %s", page.Next, outline(page.Entries[n-1]))
 	}
 	return page
@@ -101,15 +101,23 @@ func (b *bench) sameRows(got, want []*ledger.Entry) {
 	}
 }
 
-func inOrder(order ledger.PageOrder, rows []*ledger.Entry) []*ledger.Entry {
+// compareCursors compares by the order that the store has, which of those by name is one of two.
+func (b *bench) compareCursors(order ledger.PageOrder, x, y ledger.Cursor) int {
+	if !b.ByAge || order != ledger.ByName {
+		x.Incarnation, y.Incarnation = 0, 0
+	}
+	return compareCursors(order, x, y)
+}
+
+func (b *bench) inOrder(order ledger.PageOrder, rows []*ledger.Entry) []*ledger.Entry {
 	return slices.SortedFunc(slices.Values(rows), func(x, y *ledger.Entry) int {
-		return compareCursors(order, cursorAt(x), cursorAt(y))
+		return b.compareCursors(order, cursorAt(x), cursorAt(y))
 	})
 }
 
-func chosen(q ledger.PageQuery, rows []*ledger.Entry, now ledger.Time) []*ledger.Entry {
+func (b *bench) chosen(q ledger.PageQuery, rows []*ledger.Entry, now ledger.Time) []*ledger.Entry {
 	var out []*ledger.Entry
-	for _, row := range inOrder(q.Order, rows) {
+	for _, row := range b.inOrder(q.Order, rows) {
 		switch {
 		case !selects(q, row, now):
 		case q.Lean:
@@ -148,8 +156,8 @@ func (b *bench) populate() []*ledger.Entry {
 
 func emptyPage(b *bench) {
 	for _, q := range []ledger.PageQuery{
-		{Order: ledger.ByScope, Limit: 10},
-		{Order: ledger.ByScope, Limit: 10, Tenant: "a", Operation: "b", States: []ledger.State{ledger.Pending}},
+		{Order: ledger.ByName, Limit: 10},
+		{Order: ledger.ByName, Limit: 10, Tenant: "a", Operation: "b", States: []ledger.State{ledger.Pending}},
 		{Order: ledger.ByDue, Limit: 10, Shard: 3},
 	} {
 		if page := b.page(q); len(page.Entries) != 0 || page.More {
@@ -158,38 +166,38 @@ func emptyPage(b *bench) {
 	}
 }
 
-func pagesByScope(b *bench) {
-	rows := inOrder(ledger.ByScope, b.populate())
+func pagesByName(b *bench) {
+	rows := b.inOrder(ledger.ByName, b.populate())
 	for _, limit := range sizes(len(rows)) {
-		b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByScope, Limit: limit}), rows)
+		b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByName, Limit: limit}), rows)
 	}
 }
 
 func pageLimit(b *bench) {
-	rows := inOrder(ledger.ByScope, b.populate())
-	page := b.page(ledger.PageQuery{Order: ledger.ByScope, Limit: 7})
+	rows := b.inOrder(ledger.ByName, b.populate())
+	page := b.page(ledger.PageQuery{Order: ledger.ByName, Limit: 7})
 	b.sameRows(page.Entries, rows[:7])
 	if !page.More {
 		b.Errorf("more is false after 7 of %d rows", len(rows))
 	}
 	// More may be true behind the last row, as a store need not look ahead; then there is nothing on the page behind it.
-	page = b.page(ledger.PageQuery{Order: ledger.ByScope, Limit: len(rows)})
+	page = b.page(ledger.PageQuery{Order: ledger.ByName, Limit: len(rows)})
 	b.sameRows(page.Entries, rows)
-	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByScope, Limit: 5, After: page.Next}), nil)
+	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByName, Limit: 5, After: page.Next}), nil)
 }
 
 func pagesOfTenant(b *bench) {
 	rows := b.populate()
 	for _, row := range rows[:20] {
 		for _, q := range []ledger.PageQuery{
-			{Order: ledger.ByScope, Tenant: row.Ref.Tenant, Limit: 2},
-			{Order: ledger.ByScope, Tenant: row.Ref.Tenant, Operation: row.Ref.Operation, Limit: 1},
-			{Order: ledger.ByScope, Tenant: row.Ref.Tenant, Operation: row.Ref.Operation, Limit: ledger.MaxPageRows},
+			{Order: ledger.ByName, Tenant: row.Ref.Tenant, Limit: 2},
+			{Order: ledger.ByName, Tenant: row.Ref.Tenant, Operation: row.Ref.Operation, Limit: 1},
+			{Order: ledger.ByName, Tenant: row.Ref.Tenant, Operation: row.Ref.Operation, Limit: ledger.MaxPageRows},
 		} {
-			b.sameRows(b.pages(q), chosen(q, rows, b.Clock.Now()))
+			b.sameRows(b.pages(q), b.chosen(q, rows, b.Clock.Now()))
 		}
 	}
-	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByScope, Tenant: "nobody", Limit: 10}), nil)
+	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByName, Tenant: "nobody", Limit: 10}), nil)
 }
 
 func pagesOfStates(b *bench) {
@@ -199,8 +207,8 @@ func pagesOfStates(b *bench) {
 		{ledger.Completed, ledger.FailedFinal}, {ledger.Pending, ledger.Completed, ledger.FailedFinal, ledger.FailedRetryable}, {},
 	} {
 		for _, limit := range []int{1, 5, ledger.MaxPageRows} {
-			q := ledger.PageQuery{Order: ledger.ByScope, States: states, Limit: limit}
-			b.sameRows(b.pages(q), chosen(q, rows, b.Clock.Now()))
+			q := ledger.PageQuery{Order: ledger.ByName, States: states, Limit: limit}
+			b.sameRows(b.pages(q), b.chosen(q, rows, b.Clock.Now()))
 		}
 	}
 }
@@ -209,8 +217,8 @@ func pagesCreatedUntil(b *bench) {
 	rows := b.populate()
 	for _, until := range []ledger.Time{rows[20].Incarnation, rows[20].Incarnation - 1, rows[20].Incarnation + 1, 1, ledger.Never, 0} {
 		for _, limit := range []int{1, 4, ledger.MaxPageRows} {
-			q := ledger.PageQuery{Order: ledger.ByScope, CreatedUntil: until, Limit: limit}
-			b.sameRows(b.pages(q), chosen(q, rows, b.Clock.Now()))
+			q := ledger.PageQuery{Order: ledger.ByName, CreatedUntil: until, Limit: limit}
+			b.sameRows(b.pages(q), b.chosen(q, rows, b.Clock.Now()))
 		}
 	}
 }
@@ -220,18 +228,18 @@ func pagesByEverything(b *bench) {
 	for range 40 {
 		row := rows[b.IntN(len(rows))]
 		q := ledger.PageQuery{
-			Order: ledger.ByScope, Tenant: row.Ref.Tenant, States: []ledger.State{row.State, ledger.Pending},
+			Order: ledger.ByName, Tenant: row.Ref.Tenant, States: []ledger.State{row.State, ledger.Pending},
 			CreatedUntil: rows[b.IntN(len(rows))].Incarnation, Limit: 1 + b.IntN(4),
 		}
 		if b.IntN(2) == 0 {
 			q.Operation = row.Ref.Operation
 		}
-		b.sameRows(b.pages(q), chosen(q, rows, b.Clock.Now()))
+		b.sameRows(b.pages(q), b.chosen(q, rows, b.Clock.Now()))
 	}
 }
 
 func pagesFromAnywhere(b *bench) {
-	rows := inOrder(ledger.ByScope, b.populate())
+	rows := b.inOrder(ledger.ByName, b.populate())
 	middle := rows[len(rows)/2]
 	var past ledger.ScopeID
 	for i := range past {
@@ -247,31 +255,31 @@ func pagesFromAnywhere(b *bench) {
 	} {
 		var want []*ledger.Entry
 		for _, row := range rows {
-			if compareCursors(ledger.ByScope, cursorAt(row), after) > 0 {
+			if b.compareCursors(ledger.ByName, cursorAt(row), after) > 0 {
 				want = append(want, row)
 			}
 		}
-		b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByScope, After: after, Limit: 4}), want)
+		b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByName, After: after, Limit: 4}), want)
 	}
 	var ofTenant []*ledger.Entry
 	for _, row := range rows {
-		if row.Ref.Tenant == middle.Ref.Tenant && compareCursors(ledger.ByScope, cursorAt(row), cursorAt(middle)) > 0 {
+		if row.Ref.Tenant == middle.Ref.Tenant && b.compareCursors(ledger.ByName, cursorAt(row), cursorAt(middle)) > 0 {
 			ofTenant = append(ofTenant, row)
 		}
 	}
 	b.sameRows(b.pages(ledger.PageQuery{
-		Order: ledger.ByScope, Tenant: middle.Ref.Tenant, After: cursorAt(middle), Limit: 2,
+		Order: ledger.ByName, Tenant: middle.Ref.Tenant, After: cursorAt(middle), Limit: 2,
 	}), ofTenant)
 }
 
 func pagesWhileChanging(b *bench) {
-	rows := inOrder(ledger.ByScope, b.populate())
+	rows := b.inOrder(ledger.ByName, b.populate())
 	stays := map[ledger.ScopeID]bool{}
 	for i, row := range rows {
 		stays[row.Scope] = i%3 != 0
 	}
 	seen := map[ledger.ScopeID]int{}
-	q := ledger.PageQuery{Order: ledger.ByScope, Limit: 3, Lean: true}
+	q := ledger.PageQuery{Order: ledger.ByName, Limit: 3, Lean: true}
 	for range maxPages {
 		page := b.page(q)
 		for _, e := range page.Entries {
@@ -317,7 +325,7 @@ func (b *bench) disturb(rows []*ledger.Entry, stays map[ledger.ScopeID]bool, lis
 func fullPage(b *bench) {
 	rows := b.populate()
 	rows = append(rows, b.put(b.fullest(b.scope())))
-	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByScope, Limit: 50}), inOrder(ledger.ByScope, rows))
+	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByName, Limit: 50}), b.inOrder(ledger.ByName, rows))
 	b.duePages(rows, 50, false)
 }
 
@@ -325,10 +333,10 @@ func leanPage(b *bench) {
 	rows := b.populate()
 	rows = append(rows, b.put(b.fullest(b.scope())))
 	var want []*ledger.Entry
-	for _, row := range inOrder(ledger.ByScope, rows) {
+	for _, row := range b.inOrder(ledger.ByName, rows) {
 		want = append(want, lean(row))
 	}
-	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByScope, Limit: 50, Lean: true}), want)
+	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByName, Limit: 50, Lean: true}), want)
 	b.duePages(rows, 50, true)
 }
 
@@ -337,7 +345,7 @@ func (b *bench) duePages(rows []*ledger.Entry, limit int, isLean bool) {
 	b.Helper()
 	for shard := range ledger.Shards {
 		q := ledger.PageQuery{Order: ledger.ByDue, Shard: shard, Limit: limit, Lean: isLean}
-		b.sameRows(b.pages(q), chosen(q, rows, b.Clock.Now()))
+		b.sameRows(b.pages(q), b.chosen(q, rows, b.Clock.Now()))
 	}
 }
 
@@ -393,7 +401,7 @@ func neverDue(b *bench) {
 	row := b.put(e)
 	b.Clock.Advance(20 * 365 * 24 * time.Hour)
 	b.duePages([]*ledger.Entry{row}, 10, false)
-	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByScope, Limit: 10}), []*ledger.Entry{row})
+	b.sameRows(b.pages(ledger.PageQuery{Order: ledger.ByName, Limit: 10}), []*ledger.Entry{row})
 }
 
 func dueUntilAnInstant(b *bench) {
@@ -404,7 +412,7 @@ func dueUntilAnInstant(b *bench) {
 		for _, limit := range []int{1, 6, ledger.MaxPageRows} {
 			for _, shard := range []int{0, 1, 7} {
 				q := ledger.PageQuery{Order: ledger.ByDue, Shard: shard, DueUntil: until, Limit: limit, Lean: limit == 6}
-				b.sameRows(b.pages(q), chosen(q, rows, b.Clock.Now()))
+				b.sameRows(b.pages(q), b.chosen(q, rows, b.Clock.Now()))
 			}
 		}
 	}
@@ -425,21 +433,21 @@ func dueFromBound(b *bench) {
 	b.Clock.Advance(2 * time.Second)
 	q := ledger.PageQuery{Order: ledger.ByDue, Shard: 5, Limit: 4}
 	page := b.page(q)
-	b.sameRows(page.Entries, inOrder(ledger.ByDue, rows)[:4])
+	b.sameRows(page.Entries, b.inOrder(ledger.ByDue, rows)[:4])
 	q.After = page.Next
 	for _, row := range page.Entries {
 		b.forget(1, rowOf(row))
 	}
-	b.sameRows(b.pages(q), inOrder(ledger.ByDue, rows)[4:6])
+	b.sameRows(b.pages(q), b.inOrder(ledger.ByDue, rows)[4:6])
 	b.Clock.Advance(time.Second)
-	b.sameRows(b.pages(q), inOrder(ledger.ByDue, rows)[4:8])
+	b.sameRows(b.pages(q), b.inOrder(ledger.ByDue, rows)[4:8])
 
 	// A bound that is no row: everything that is due from that instant on.
 	q.After = ledger.Cursor{DueAt: rows[4].DueAt}
 	b.Clock.Advance(time.Hour)
-	b.sameRows(b.pages(q), inOrder(ledger.ByDue, rows)[4:])
+	b.sameRows(b.pages(q), b.inOrder(ledger.ByDue, rows)[4:])
 	q.After = ledger.Cursor{DueAt: rows[4].DueAt, Scope: ledger.ScopeID{0x05, 31: 0x91}}
-	b.sameRows(b.pages(q), inOrder(ledger.ByDue, rows)[5:])
+	b.sameRows(b.pages(q), b.inOrder(ledger.ByDue, rows)[5:])
 }
 
 func dueTimeMoves(b *bench) {

@@ -343,7 +343,7 @@ func pagesWhileWriting(b *bench) {
 	}
 	for range 5 {
 		seen := map[ledger.ScopeID]int{}
-		for _, e := range b.pages(ledger.PageQuery{Order: ledger.ByScope, Limit: 9, Lean: true}) {
+		for _, e := range b.pages(ledger.PageQuery{Order: ledger.ByName, Limit: 9, Lean: true}) {
 			seen[e.Scope]++
 		}
 		for _, row := range rows {

@@ -59,7 +59,7 @@ func clockIsTold(b *bench) {
 			b.Errorf("Ready answers %d, %v, want %d", ready, err, want)
 		}
 		b.get(b.scope())
-		page, err := b.Store.Page(b.ctx, ledger.PageQuery{Order: ledger.ByScope, Limit: 1})
+		page, err := b.Store.Page(b.ctx, ledger.PageQuery{Order: ledger.ByName, Limit: 1})
 		if err != nil || page.Now != want {
 			b.Errorf("Page answers the time %d, %v, want %d", page.Now, err, want)
 		}

@@ -48,6 +48,8 @@ type Backend struct {
 	// Spoil puts bytes that make no sense in place of a settled row's answer, behind the store's back and in a way that is no damage to it. Nil:
 	// that cannot happen here.
 	Spoil func(tb testing.TB, scope ledger.ScopeID)
+	// ByAge: pages by name list the entries of a name by incarnation. False: by scope id.
+	ByAge bool
 }
 
 // MovableClock is a store's clock in the hands of the suite, which only ever moves it forward. [*Clock] is one.

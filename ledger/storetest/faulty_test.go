@@ -80,7 +80,7 @@ func TestFaultyMeetsEveryMethod(t *testing.T) {
 		storetest.Get:   func() error { _, err := faulty.Get(ctx, scopeA); return err },
 		storetest.Write: func() error { _, err := faulty.Write(ctx, freshClaim(scopeA)); return err },
 		storetest.Page: func() error {
-			_, err := faulty.Page(ctx, ledger.PageQuery{Order: ledger.ByScope, Limit: 1})
+			_, err := faulty.Page(ctx, ledger.PageQuery{Order: ledger.ByName, Limit: 1})
 			return err
 		},
 		storetest.Forget:     func() error { _, err := faulty.Forget(ctx, nil); return err },

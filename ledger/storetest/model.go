@@ -113,7 +113,7 @@ func mustBeWellFormed(w ledger.Write) {
 // Page implements [ledger.Store].
 func (m *Model) Page(ctx context.Context, q ledger.PageQuery) (ledger.Page, error) {
 	if q.Limit < 1 || q.Limit > ledger.MaxPageRows || (q.Operation != "" && q.Tenant == "") ||
-		(q.Order != ledger.ByScope && q.Order != ledger.ByDue) {
+		(q.Order != ledger.ByName && q.Order != ledger.ByDue) {
 		panic(fmt.Sprintf("storetest: malformed page query: %+v", q))
 	}
 	if err := ctx.Err(); err != nil {
@@ -163,14 +163,16 @@ func dueUntil(q ledger.PageQuery, now ledger.Time) ledger.Time {
 }
 
 func cursorAt(e *ledger.Entry) ledger.Cursor {
-	return ledger.Cursor{Tenant: e.Ref.Tenant, Operation: e.Ref.Operation, DueAt: e.DueAt, Scope: e.Scope}
+	return ledger.Cursor{Tenant: e.Ref.Tenant, Operation: e.Ref.Operation, DueAt: e.DueAt, Incarnation: e.Incarnation, Scope: e.Scope}
 }
 
 func compareCursors(order ledger.PageOrder, a, b ledger.Cursor) int {
 	if order == ledger.ByDue {
 		return cmp.Or(cmp.Compare(a.DueAt, b.DueAt), bytes.Compare(a.Scope[:], b.Scope[:]))
 	}
-	return cmp.Or(strings.Compare(a.Tenant, b.Tenant), strings.Compare(a.Operation, b.Operation), bytes.Compare(a.Scope[:], b.Scope[:]))
+	return cmp.Or(
+		strings.Compare(a.Tenant, b.Tenant), strings.Compare(a.Operation, b.Operation), cmp.Compare(a.Incarnation, b.Incarnation), bytes.Compare(a.Scope[:], b.Scope[:]),
+	)
 }
 
 // lean is e as a lean page shows it.

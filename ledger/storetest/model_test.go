@@ -25,7 +25,7 @@ func openModel(tb testing.TB) *storetest.Backend {
 	faulty := storetest.NewFaulty(model, nil)
 	same := func(testing.TB) ledger.Store { return faulty }
 	return &storetest.Backend{
-		Store: faulty, Clock: clock, Another: same, Reopen: same,
+		Store: faulty, Clock: clock, Another: same, Reopen: same, ByAge: true,
 		Residue: func(testing.TB) int { return model.Len() },
 		Block: func(_ testing.TB, scope ledger.ScopeID) (func() bool, func()) {
 			release := make(chan struct{})
@@ -99,9 +99,9 @@ func TestModelPanicsOnCallsThatBreakTheContract(t *testing.T) {
 	model := storetest.NewModel(storetest.NewClock(start), 0)
 	ctx := context.Background()
 	for name, call := range map[string]func(){
-		"a page without a limit":    func() { _, _ = model.Page(ctx, ledger.PageQuery{Order: ledger.ByScope}) },
+		"a page without a limit":    func() { _, _ = model.Page(ctx, ledger.PageQuery{Order: ledger.ByName}) },
 		"a page without an order":   func() { _, _ = model.Page(ctx, ledger.PageQuery{Limit: 1}) },
-		"an operation of no tenant": func() { _, _ = model.Page(ctx, ledger.PageQuery{Order: ledger.ByScope, Operation: "o", Limit: 1}) },
+		"an operation of no tenant": func() { _, _ = model.Page(ctx, ledger.PageQuery{Order: ledger.ByName, Operation: "o", Limit: 1}) },
 		"a write of nothing":        func() { _, _ = model.Write(ctx, ledger.Write{Guard: ledger.Guard{Kind: ledger.GuardAbsent}}) },
 		"a put under a claim": func() {
 			_, _ = model.Write(ctx, ledger.Write{Guard: ledger.Guard{Kind: ledger.GuardClaim}, Put: &ledger.Entry{}})

@@ -324,7 +324,7 @@ func (s *sequence) setting(g generator, remove bool) string {
 
 // comparePage compares one page, of any kind.
 func (s *sequence) comparePage(g generator, byDue bool) string {
-	q := ledger.PageQuery{Order: ledger.ByScope, Limit: 1 + g.IntN(8), Lean: g.IntN(2) == 0}
+	q := ledger.PageQuery{Order: ledger.ByName, Limit: 1 + g.IntN(8), Lean: g.IntN(2) == 0}
 	if byDue {
 		q.Order, q.Shard = ledger.ByDue, s.scopes[g.IntN(len(s.scopes))].Shard()
 		q.DueUntil = []ledger.Time{0, 0, ledger.Never}[g.IntN(3)]
@@ -342,7 +342,7 @@ func (s *sequence) comparePage(g generator, byDue bool) string {
 
 // comparePages compares everything there is, in both orders.
 func (s *sequence) comparePages(g generator) string {
-	if complaint := s.compareListing(ledger.PageQuery{Order: ledger.ByScope, Limit: 1 + g.IntN(5)}); complaint != "" {
+	if complaint := s.compareListing(ledger.PageQuery{Order: ledger.ByName, Limit: 1 + g.IntN(5)}); complaint != "" {
 		return complaint
 	}
 	for shard := range ledger.Shards {

@@ -173,7 +173,7 @@ func reasonOf(err error) string {
 
 // row is what the store has of a key.
 func (w *world) row(key string) *ledger.Entry {
-	page, err := w.recording.Store.Page(context.Background(), ledger.PageQuery{Order: ledger.ByScope, Limit: 100})
+	page, err := w.recording.Store.Page(context.Background(), ledger.PageQuery{Order: ledger.ByName, Limit: 100})
 	if err != nil {
 		return nil
 	}

@@ -18,6 +18,13 @@ func StatementFor(s *Store, w ledger.Write) (string, []any) {
 	return text, args
 }
 
+// TrialForMany is the statement that goes before a batch of writes of one kind, if one does.
+func TrialForMany(s *Store, writes ...ledger.Write) (text string, args []any) {
+	_, args = StatementForMany(s, writes...)
+	first, firstArgs := StatementFor(s, writes[0])
+	return s.gather.laneOf(first, firstArgs).many.unlocked, args[:1]
+}
+
 // StatementForMany is the statement that a store sends for a batch of writes of one kind, which are in the order of their scopes.
 func StatementForMany(s *Store, writes ...ledger.Write) (string, []any) {
 	calls := make([]*call, len(writes))

@@ -187,6 +187,9 @@ func causeOf(err error) error {
 	return err
 }
 
+// isLocked says whether a statement gave up at once, or after the time it was to wait at most, for a lock. Then nothing happened.
+func isLocked(err error) bool { return hasCode(err, "55P03") }
+
 func isUndefinedTable(err error) bool { return hasCode(err, "42P01") }
 
 func classIn(err error) class {

@@ -300,6 +300,10 @@ func (g *gatherer) take(l *lane) batch {
 // carryOut sends a batch and tells everybody what became of it. It gives the connection back.
 func (g *gatherer) carryOut(conn *pgxpool.Conn, b batch) {
 	err := g.send(conn, b)
+	if g.store.engine == cockroachDB && isLocked(err) {
+		// The lock can be that of a batch which is committed, and told to be: CockroachDB takes it away a little later.
+		err = g.send(conn, b)
+	}
 	conn.Release()
 	switch {
 	case err == nil:

@@ -278,6 +278,33 @@ func TestAContendedBatchGoesOnOneByOne(t *testing.T) {
 	})
 }
 
+// On CockroachDB a lock can outlive the commit that its holder was told of by a moment. A batch that meets one is sent together once more before each goes
+// by itself.
+func TestABatchThatMeetsALockStaysTogetherIfItIsGoneTheNextMoment(t *testing.T) {
+	d := newDatabase(t, pgtest.CockroachURL(t))
+	proxy := pgtest.NewProxy(t, d.url)
+	s := oneConnection(t, d, proxy.URL())
+	for times, apart := range []int64{0, 0, 3} {
+		scopes := []ledger.ScopeID{scopeOf(byte(10 * times)), scopeOf(byte(10*times + 1)), scopeOf(byte(10*times + 2))}
+		var writes []ledger.Write
+		for _, scope := range scopes {
+			mustWrite(t, s, begin(scope))
+			writes = append(writes, complete(mustGet(t, s, scope)))
+		}
+		before := s.Stats()
+		proxy.Arm(pgtest.FailBefore, "idemd:unlocked", "55P03", times)
+		for _, out := range gathered(t, s, writes...) {
+			mustApply(t, out)
+		}
+		if after := s.Stats(); after.Apart != before.Apart+apart {
+			t.Errorf("a lock met %d times: %d went by themselves", times, after.Apart-before.Apart)
+		}
+	}
+	if proxy.Hits() != 3 {
+		t.Errorf("%d faults happened", proxy.Hits())
+	}
+}
+
 // Somebody else has locked the row of one write of a batch. The others go through while it is locked, and it does afterwards.
 func TestALockedRowHoldsUpNobodyElseOfItsBatch(t *testing.T) {
 	onEveryEngine(t, func(t *testing.T, d *database) {

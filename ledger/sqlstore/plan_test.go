@@ -67,7 +67,11 @@ func TestEveryStatementGoesByAnIndex(t *testing.T) {
 func TestEveryBatchOnCockroachDBGoesByThePrimaryKey(t *testing.T) {
 	d := newDatabase(t, pgtest.CockroachURL(t))
 	s := d.real(t)
-	conn := sqlstore.Conn(t, s)
+	conn := sqlstore.Conn(t, s) // with the pool's settings
+	var mode string
+	if err := conn.QueryRow(context.Background(), "SHOW vectorize").Scan(&mode); err != nil || mode != "off" {
+		t.Errorf("vectorize is %q, %v", mode, err)
+	}
 	check := func(when, text string, args []any) {
 		t.Helper()
 		rows, err := conn.Query(context.Background(), "EXPLAIN "+text, args...)

@@ -1,9 +1,11 @@
 package storetest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -334,7 +336,7 @@ func (r *historyRun) finish() string {
 	var shown []string
 	for _, s := range r.pair.sides() {
 		s.faulty.Land(r.pair.ctx)
-		list, err := s.daemons[0].List(r.pair.ctx, ledger.ListRequest{Tenant: r.tenant, PageSize: 2})
+		list, err := everyEntry(r.pair.ctx, s.daemons[0], r.tenant)
 		stats, statsErr := s.daemons[1].Stats(r.pair.ctx, ledger.StatsRequest{Tenant: r.tenant})
 		shown = append(shown, answer{list, err}.String()+"\n"+answer{stats, statsErr}.String())
 	}
@@ -342,4 +344,20 @@ func (r *historyRun) finish() string {
 		return fmt.Sprintf("operators are shown by the store's ledger\n%s\nby the model's\n%s", shown[0], shown[1])
 	}
 	return r.compareRows()
+}
+
+// everyEntry is what a list of a tenant shows, page by page, in the order of the scopes: stores have orders of their own.
+func everyEntry(ctx context.Context, l *ledger.Ledger, tenant string) (all []ledger.View, err error) {
+	for q := (ledger.ListRequest{Tenant: tenant, PageSize: 2}); ; {
+		page, err := l.List(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, page.Entries...)
+		if q.PageToken = page.NextPageToken; q.PageToken == "" {
+			break
+		}
+	}
+	slices.SortFunc(all, func(a, b ledger.View) int { return bytes.Compare(a.Entry.Scope[:], b.Entry.Scope[:]) })
+	return all, nil
 }

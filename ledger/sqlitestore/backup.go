@@ -3,7 +3,6 @@ package sqlitestore
 import (
 	"context"
 	"crypto/rand"
-	"database/sql/driver"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -62,11 +61,11 @@ func copyTo(ctx context.Context, source, partial, path string) (size int64, err 
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	c, err := openConnection(ctx, source, vfs, "ro", slices.Concat(commonPragmas, []string{Config{}.withDefaults().cachePragma(1)})...)
+	c, err := openConnection(ctx, source, vfs, toRead, slices.Concat(commonPragmas, []string{Config{}.withDefaults().cachePragma(1)})...)
 	if err != nil {
 		return 0, err
 	}
-	err = c.query(ctx, "VACUUM INTO ?", []driver.Value{partial}, func([]driver.Value) error { return nil })
+	err = c.query(ctx, "VACUUM INTO ?", []any{partial}, func([]any) error { return nil })
 	if err := errors.Join(err, c.close()); err != nil {
 		return 0, unreadable(source, err)
 	}

@@ -49,8 +49,7 @@ func spoil(tb testing.TB, s *Store, scope ledger.ScopeID, column string, content
 		if err != nil {
 			return false, err
 		}
-		n, _ := result.RowsAffected()
-		return n == 1, nil
+		return result.rows == 1, nil
 	}})
 	if err != nil {
 		tb.Fatal(err)

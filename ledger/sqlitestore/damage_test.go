@@ -337,7 +337,7 @@ func TestWhatFailedCommitsLeftUnderAReaderIsClearedAway(t *testing.T) {
 	t.Parallel()
 	s, d := openOnTestDisk(t, Config{Dir: t.TempDir()})
 	pair(t, s, 1, 10)
-	outside, err := openConnection(t.Context(), filepath.Join(s.cfg.Dir, databaseName), "", "ro")
+	outside, err := openConnection(t.Context(), filepath.Join(s.cfg.Dir, databaseName), "", toRead)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -412,7 +412,7 @@ func TestAReaderThatOutlivesTheDaemonIsNoDamage(t *testing.T) {
 	dir := t.TempDir()
 	s := openForTest(t, Config{Dir: dir})
 	path := filepath.Join(dir, databaseName)
-	outside, err := openConnection(t.Context(), path, "", "rw") // as sqlite3 opens it, and past the layer
+	outside, err := openConnection(t.Context(), path, "", toWrite) // as sqlite3 opens it, and past the layer
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
-	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/idemd/idemd/ledger"
@@ -42,13 +41,13 @@ func uncertain(doing string, err error) error {
 // withFault names what an error of SQLite's says about the disk.
 func withFault(err error) error {
 	var named ledger.StoreFault
-	var failure *sqlite.Error
+	var failure *sqliteError
 	switch code := resultCode(err); {
 	case errors.As(err, &named):
 		return err
 	case isDamage(err):
 		return fmt.Errorf("%w: %w", ledger.FaultDamaged, err)
-	case code == sqlite3.SQLITE_FULL, errors.Is(err, unix.ENOSPC), errors.As(err, &failure) && failure.Code() == sqlite3.SQLITE_IOERR_SHMSIZE:
+	case code == sqlite3.SQLITE_FULL, errors.Is(err, unix.ENOSPC), errors.As(err, &failure) && failure.code == sqlite3.SQLITE_IOERR_SHMSIZE:
 		return fmt.Errorf("%w: %w", ledger.FaultFull, err)
 	case code == sqlite3.SQLITE_IOERR, code == sqlite3.SQLITE_READONLY, code == sqlite3.SQLITE_CANTOPEN:
 		return fmt.Errorf("%w: %w", ledger.FaultFailing, err)
@@ -59,12 +58,12 @@ func withFault(err error) error {
 
 // isDamage reports whether something was read that is not as it was written.
 func isDamage(err error) bool {
-	var failure *sqlite.Error
+	var failure *sqliteError
 	switch code := resultCode(err); {
 	case errors.Is(err, ledger.FaultDamaged), code == sqlite3.SQLITE_CORRUPT, code == sqlite3.SQLITE_NOTADB:
 		return true
 	default:
-		return errors.As(err, &failure) && failure.Code() == sqlite3.SQLITE_IOERR_DATA
+		return errors.As(err, &failure) && failure.code == sqlite3.SQLITE_IOERR_DATA
 	}
 }
 
@@ -80,9 +79,9 @@ func unusable(part string, e *ledger.Entry, err error) error {
 
 // resultCode is SQLite's primary result code, 0 for an error that is not SQLite's.
 func resultCode(err error) int {
-	var failure *sqlite.Error
+	var failure *sqliteError
 	if errors.As(err, &failure) {
-		return failure.Code() & 0xff
+		return failure.code & 0xff
 	}
 	return 0
 }

@@ -2,7 +2,6 @@ package sqlitestore
 
 import (
 	"container/list"
-	"database/sql/driver"
 	"sync"
 	"sync/atomic"
 
@@ -67,7 +66,7 @@ func (m *memory) before() (epoch uint64) {
 }
 
 // sizeOf is what an entry as it was read would take in here, 0 where it is not to be taken in.
-func (m *memory) sizeOf(e *ledger.Entry, blobs ...driver.Value) int64 {
+func (m *memory) sizeOf(e *ledger.Entry, blobs ...any) int64 {
 	if e.Closed || e.State != ledger.Completed && e.State != ledger.FailedFinal {
 		return 0
 	}

@@ -27,11 +27,11 @@ func (w *writer) nameID(ref ledger.Ref) (int64, error) {
 		return 0, err
 	}
 	if id == 0 {
-		result, err := w.conn.exec(insertName, ref.Tenant, ref.Operation)
+		inserted, err := w.conn.exec(insertName, ref.Tenant, ref.Operation)
 		if err != nil {
 			return 0, err
 		}
-		id, _ = result.LastInsertId()
+		id = inserted.id
 	}
 	if len(w.names) >= maxNames {
 		clear(w.names)
@@ -42,11 +42,11 @@ func (w *writer) nameID(ref ledger.Ref) (int64, error) {
 
 // forgetName deletes a name that no entry has any more: a tenant that was erased is named nowhere, and what callers make up does not pile up.
 func (w *writer) forgetName(id int64) error {
-	result, err := w.conn.exec(deleteName, id)
+	deleted, err := w.conn.exec(deleteName, id)
 	if err != nil {
 		return err
 	}
-	if n, _ := result.RowsAffected(); n > 0 {
+	if deleted.rows > 0 {
 		clear(w.names)
 	}
 	return nil

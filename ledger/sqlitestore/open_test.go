@@ -76,7 +76,7 @@ func edit(t *testing.T, path string, change func([]byte) []byte) {
 // script runs statements on the file from outside.
 func script(t *testing.T, path, sql string) {
 	t.Helper()
-	c, err := openConnection(t.Context(), path, "", "rwc")
+	c, err := openConnection(t.Context(), path, "", toMake)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,7 +2,6 @@ package sqlitestore
 
 import (
 	"context"
-	"database/sql/driver"
 	"errors"
 	"fmt"
 	"strings"
@@ -63,7 +62,7 @@ func (s *Store) Get(ctx context.Context, scope ledger.ScopeID) (ledger.Reading, 
 	err := s.read(ctx, "get", func(c *connection) error {
 		// Not interruptible: it is one row, and watching a context costs as much as reading it.
 		head, tail := scopeKey(&scope)
-		return c.query(context.Background(), selectEntry, []driver.Value{head, tail}, func(row []driver.Value) (err error) {
+		return c.query(context.Background(), selectEntry, []any{head, tail}, func(row []any) (err error) {
 			if e, err = scanWhole(row); err != nil {
 				return err
 			}
@@ -97,7 +96,7 @@ func (s *Store) Recall(scope ledger.ScopeID) (ledger.Reading, bool) {
 	}
 }
 
-func scanWhole(row []driver.Value) (*ledger.Entry, error) {
+func scanWhole(row []any) (*ledger.Entry, error) {
 	e, err := scanEntry(row)
 	if err == nil {
 		err = scanBlobs(e, row[readColumnCount:])
@@ -124,7 +123,7 @@ func (s *Store) Page(ctx context.Context, q ledger.PageQuery) (ledger.Page, erro
 			for _, part := range pageStatements(q, now) {
 				// One row more than the page takes, to know whether there is one.
 				args := append(part.args, int64(q.Limit+1-len(page.Entries)-len(page.Bad)))
-				err := c.query(ctx, part.sql, args, func(row []driver.Value) error {
+				err := c.query(ctx, part.sql, args, func(row []any) error {
 					if len(page.Entries)+len(page.Bad) == q.Limit {
 						page.More = true
 						return nil
@@ -159,7 +158,7 @@ func (s *Store) Page(ctx context.Context, q ledger.PageQuery) (ledger.Page, erro
 // statementOf is a statement and its arguments.
 type statementOf struct {
 	sql  string
-	args []driver.Value
+	args []any
 }
 
 // pageStatements are the statements that list a page one after the other. Each takes one more argument: how many rows at the most.
@@ -216,7 +215,7 @@ const byName = "n.tenant, n.operation, e.incarnation, e.scope_head, e.scope_tail
 func newNamePage(q ledger.PageQuery) *pageStatement {
 	p := newPage(q, `name n CROSS JOIN entry e INDEXED BY entry_by_name ON e.name = n.id`)
 	if len(q.States) > 0 {
-		states := make([]driver.Value, len(q.States))
+		states := make([]any, len(q.States))
 		for i, state := range q.States {
 			states[i] = int64(state)
 		}
@@ -232,7 +231,7 @@ func newNamePage(q ledger.PageQuery) *pageStatement {
 type pageStatement struct {
 	from       string
 	conditions []string
-	args       []driver.Value
+	args       []any
 }
 
 func newPage(q ledger.PageQuery, tables string) *pageStatement {
@@ -242,7 +241,7 @@ func newPage(q ledger.PageQuery, tables string) *pageStatement {
 	return &pageStatement{from: `SELECT ` + readColumns + blobColumns + ` FROM ` + tables + withBlobs}
 }
 
-func (p *pageStatement) where(sql string, args ...driver.Value) {
+func (p *pageStatement) where(sql string, args ...any) {
 	p.conditions, p.args = append(p.conditions, sql), append(p.args, args...)
 }
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"database/sql/driver"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -52,7 +51,7 @@ func planOf(t *testing.T, s *Store, part statementOf) string {
 	t.Helper()
 	var plan []string
 	err := s.read(t.Context(), "plan", func(c *connection) error {
-		return c.query(context.Background(), "EXPLAIN QUERY PLAN "+part.sql, append(part.args, int64(6)), func(row []driver.Value) error {
+		return c.query(context.Background(), "EXPLAIN QUERY PLAN "+part.sql, append(part.args, int64(6)), func(row []any) error {
 			line, _ := row[3].(string)
 			plan = append(plan, line)
 			return nil

@@ -1,7 +1,6 @@
 package sqlitestore
 
 import (
-	"database/sql/driver"
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
@@ -26,14 +25,14 @@ const (
 )
 
 // entryValues are the values of entryColumns. There is room for one more behind them.
-func entryValues(e *ledger.Entry, name int64, p *prepared) []driver.Value {
+func entryValues(e *ledger.Entry, name int64, p *prepared) []any {
 	d := details{fingerprints: p.fingerprints, answerApart: p.answer.apart(), historyApart: p.history.apart()}
 	return columnsOf(e, name, d, p.answer.inline(), p.history.inline())
 }
 
-func columnsOf(e *ledger.Entry, name int64, d details, answer, history driver.Value) []driver.Value {
+func columnsOf(e *ledger.Entry, name int64, d details, answer, history any) []any {
 	head, tail := scopeKey(&e.Scope)
-	return append(make([]driver.Value, 0, entryColumnCount+1),
+	return append(make([]any, 0, entryColumnCount+1),
 		head, tail, name, int64(e.Incarnation), e.Ref.Key, e.Revision, int64(e.State), flag(e.Closed), int64(e.DueAt),
 		int64(e.Last.Number), e.Last.Holder, e.Last.Principal, after(e, e.Last.LeaseUntil), after(e, e.SettledAt),
 		encodeDetails(e, d), answer, history)
@@ -52,7 +51,7 @@ const readColumns = `e.scope_head, e.scope_tail, n.tenant, n.operation, e.key, e
 const readColumnCount = 16
 
 // scanEntry reads an entry. What it returns with an error is the entry as far as its columns say.
-func scanEntry(row []driver.Value) (*ledger.Entry, error) {
+func scanEntry(row []any) (*ledger.Entry, error) {
 	var e ledger.Entry
 	r := reader{row: row}
 	r.scope(&e.Scope)
@@ -72,7 +71,7 @@ func scanEntry(row []driver.Value) (*ledger.Entry, error) {
 }
 
 // scanBlobs reads the answer and the history behind the readColumns: each as it stands in the row, then as it stands in its own table.
-func scanBlobs(e *ledger.Entry, row []driver.Value) error {
+func scanBlobs(e *ledger.Entry, row []any) error {
 	answer, err := opened(e.Scope, row[0], row[1])
 	if err == nil {
 		e.Response, e.Failure, err = ledger.DecodeAnswer(answer)
@@ -101,7 +100,7 @@ type guarded struct {
 	details
 }
 
-func scanGuarded(scope *ledger.ScopeID, row []driver.Value) (*guarded, error) {
+func scanGuarded(scope *ledger.ScopeID, row []any) (*guarded, error) {
 	r := reader{row: row}
 	g := &guarded{id: r.integer(), name: r.integer()}
 	e := &g.entry
@@ -118,10 +117,10 @@ func scanGuarded(scope *ledger.ScopeID, row []driver.Value) (*guarded, error) {
 
 // reader walks over the values of a row. A value of another type than the schema's (STRICT) says reads as zero.
 type reader struct {
-	row []driver.Value
+	row []any
 }
 
-func (r *reader) next() driver.Value {
+func (r *reader) next() any {
 	v := r.row[0]
 	r.row = r.row[1:]
 	return v
@@ -156,9 +155,9 @@ func (r *reader) after(e *ledger.Entry) ledger.Time {
 	return 0
 }
 
-func integer(v driver.Value) int64 { n, _ := v.(int64); return n }
+func integer(v any) int64 { n, _ := v.(int64); return n }
 
-func flag(b bool) driver.Value {
+func flag(b bool) any {
 	if b {
 		return int64(1)
 	}
@@ -166,7 +165,7 @@ func flag(b bool) driver.Value {
 }
 
 // after is the column of a time of e.
-func after(e *ledger.Entry, t ledger.Time) driver.Value {
+func after(e *ledger.Entry, t ledger.Time) any {
 	if t == 0 {
 		return nil
 	}
@@ -197,7 +196,7 @@ func unsealed(scope ledger.ScopeID, blob []byte) ([]byte, error) {
 }
 
 // opened returns the blob of a column, from the row or from its own table, without its checksum.
-func opened(scope ledger.ScopeID, inline, apart driver.Value) ([]byte, error) {
+func opened(scope ledger.ScopeID, inline, apart any) ([]byte, error) {
 	if inline == nil {
 		return nil, nil
 	}

@@ -2,7 +2,6 @@ package sqlitestore
 
 import (
 	"context"
-	"database/sql/driver"
 
 	"github.com/idemd/idemd/ledger"
 )
@@ -20,7 +19,7 @@ func (s *Store) Settings(ctx context.Context, kind string) (ledger.Settings, err
 	out := ledger.Settings{}
 	err := s.read(ctx, "settings", func(c *connection) error {
 		out = ledger.Settings{}
-		return c.query(context.Background(), selectSettings, []driver.Value{kind}, func(row []driver.Value) error {
+		return c.query(context.Background(), selectSettings, []any{kind}, func(row []any) error {
 			r := reader{row: row}
 			out.List = append(out.List, ledger.Setting{Kind: kind, Name: r.text(), Revision: r.integer(), Body: r.bytes(), UpdatedAt: r.time()})
 			return nil
@@ -48,21 +47,20 @@ func (s *Store) PutSetting(ctx context.Context, setting ledger.Setting, expect i
 
 // putSetting reports whether the guard held, and whether anything was written: deleting what is not there holds with expect 0.
 func (w *writer) putSetting(s ledger.Setting, expect int64, now ledger.Time) (did, changed bool, err error) {
-	var result driver.Result
+	var done result
 	switch {
 	case s.Body == nil && expect == 0:
 		n, err := w.conn.number(context.Background(), countSetting, s.Kind, s.Name)
 		return n == 0, false, err
 	case s.Body == nil:
-		result, err = w.conn.exec(deleteSetting, s.Kind, s.Name, expect)
+		done, err = w.conn.exec(deleteSetting, s.Kind, s.Name, expect)
 	case expect == 0:
-		result, err = w.conn.exec(insertSetting, s.Kind, s.Name, s.Body, int64(now))
+		done, err = w.conn.exec(insertSetting, s.Kind, s.Name, s.Body, int64(now))
 	default:
-		result, err = w.conn.exec(updateSetting, s.Body, int64(now), s.Kind, s.Name, expect)
+		done, err = w.conn.exec(updateSetting, s.Body, int64(now), s.Kind, s.Name, expect)
 	}
 	if err != nil {
 		return false, false, err
 	}
-	n, _ := result.RowsAffected()
-	return n > 0, n > 0, nil
+	return done.rows > 0, done.rows > 0, nil
 }

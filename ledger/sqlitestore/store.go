@@ -121,7 +121,7 @@ func (s *Store) open(ctx context.Context, dir string, on machine) error {
 	s.writer = &writer{queue: s.queue, logger: s.cfg.Logger, seals: s.seals, memory: s.memory, names: map[ledger.Ref]int64{}}
 	// No cache_spill: a transaction is written once, when it commits (see readFrame). That goes for a migration's, too.
 	pragmas := slices.Concat([]string{"page_size = 4096", "cache_spill = off"}, commonPragmas, []string{s.cfg.cachePragma(writerShare)})
-	if s.writer.conn, err = openConnection(ctx, path, s.vfs, "rwc", pragmas...); err != nil {
+	if s.writer.conn, err = openConnection(ctx, path, s.vfs, toMake, pragmas...); err != nil {
 		return unreadable(path, err)
 	}
 	if s.seals.covered.Load() == 0 {
@@ -187,7 +187,7 @@ func (s *Store) writeAhead(ctx context.Context) error {
 	if level, err := c.number(ctx, "PRAGMA synchronous"); err != nil || level != 2 {
 		return fmt.Errorf("sqlitestore: %s: synchronous is %d, not 2 (full): %w", s.path, level, err)
 	}
-	keeper, err := openConnection(ctx, s.path, s.vfs, "rw", slices.Concat(commonPragmas, []string{s.cfg.cachePragma(1), "busy_timeout = 0"})...)
+	keeper, err := openConnection(ctx, s.path, s.vfs, toWrite, slices.Concat(commonPragmas, []string{s.cfg.cachePragma(1), "busy_timeout = 0"})...)
 	if err != nil {
 		return unreadable(s.path, err)
 	}
@@ -230,7 +230,7 @@ func (s *Store) openReaders(ctx context.Context) error {
 		return unreadable(s.path, err)
 	}
 	for range s.cfg.Readers {
-		c, err := openConnection(ctx, s.path, s.vfs, "ro", slices.Concat(commonPragmas, []string{s.cfg.cachePragma(1)})...)
+		c, err := openConnection(ctx, s.path, s.vfs, toRead, slices.Concat(commonPragmas, []string{s.cfg.cachePragma(1)})...)
 		if err != nil {
 			return unreadable(s.path, err)
 		}

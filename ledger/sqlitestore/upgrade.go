@@ -2,7 +2,6 @@ package sqlitestore
 
 import (
 	"context"
-	"database/sql/driver"
 	"fmt"
 	"strings"
 	"time"
@@ -38,7 +37,7 @@ func convert0002(ctx context.Context, c *connection) error {
 	names := &writer{conn: c, names: map[ledger.Ref]int64{}}
 	for last := int64(0); ; {
 		var page []converted
-		err := c.query(ctx, select0001, []driver.Value{last, int64(convertPage)}, func(row []driver.Value) error {
+		err := c.query(ctx, select0001, []any{last, int64(convertPage)}, func(row []any) error {
 			page = append(page, scan0001(row))
 			return nil
 		})
@@ -50,7 +49,7 @@ func convert0002(ctx context.Context, c *connection) error {
 			if err != nil {
 				return err
 			}
-			values := append([]driver.Value{from.id}, columnsOf(from.entry, name, from.details, asValue(from.answer), asValue(from.history))...)
+			values := append([]any{from.id}, columnsOf(from.entry, name, from.details, asValue(from.answer), asValue(from.history))...)
 			if _, err := c.exec(insert, values...); err != nil {
 				return fmt.Errorf("row %d: %w", from.id, err)
 			}
@@ -63,14 +62,14 @@ func convert0002(ctx context.Context, c *connection) error {
 	return c.script(ctx, "DROP TABLE entry_0001")
 }
 
-func asValue(blob []byte) driver.Value {
+func asValue(blob []byte) any {
 	if blob == nil {
 		return nil
 	}
 	return blob
 }
 
-func scan0001(row []driver.Value) converted {
+func scan0001(row []any) converted {
 	var e ledger.Entry
 	r := reader{row: row}
 	out := converted{id: r.integer(), entry: &e}

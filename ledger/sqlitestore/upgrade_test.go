@@ -1,7 +1,6 @@
 package sqlitestore
 
 import (
-	"database/sql/driver"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -18,13 +17,13 @@ import (
 func write0001(t *testing.T, c *connection, id int64, e *ledger.Entry) {
 	t.Helper()
 	p := prepare(ledger.Write{Scope: e.Scope, Put: e})
-	unlessZero := func(hash []byte) driver.Value {
+	unlessZero := func(hash []byte) any {
 		if strings.Trim(string(hash), "\x00") == "" {
 			return nil
 		}
 		return hash
 	}
-	unless := func(is bool, v int64) driver.Value {
+	unless := func(is bool, v int64) any {
 		if is {
 			return nil
 		}
@@ -34,7 +33,7 @@ func write0001(t *testing.T, c *connection, id int64, e *ledger.Entry) {
 	if report != nil && e.Last.Report == e.Settlement {
 		report = []byte{}
 	}
-	values := []driver.Value{
+	values := []any{
 		id, e.Scope[:], e.Ref.Tenant, e.Ref.Operation, e.Ref.Key, int64(e.Incarnation), e.Revision, int64(e.State),
 		flag(e.Closed), int64(e.DueAt), unless(e.HoldFrom == ledger.Never, int64(e.HoldFrom)), flag(e.Current), flag(e.Doubt), flag(e.Credit),
 		int64(e.RunGrants), p.fingerprints, int64(e.Terms.OnAbandoned), int64(e.Terms.MaxAttempts),
@@ -103,7 +102,7 @@ func TestAFileOfSchema0001IsBroughtOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := openConnection(t.Context(), path, "", "rwc", "page_size = 4096", "journal_mode = wal")
+	c, err := openConnection(t.Context(), path, "", toMake, "page_size = 4096", "journal_mode = wal")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +148,7 @@ func TestAFileOfSchema0002ListsByAge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := openConnection(t.Context(), filepath.Join(dir, databaseName), "", "rwc", "page_size = 4096", "journal_mode = wal")
+	c, err := openConnection(t.Context(), filepath.Join(dir, databaseName), "", toMake, "page_size = 4096", "journal_mode = wal")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,7 +197,7 @@ func TestAnUpgradeThatFailsLeavesTheFileAsItWas(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := openConnection(t.Context(), filepath.Join(t.TempDir(), databaseName), "", "rwc")
+	c, err := openConnection(t.Context(), filepath.Join(t.TempDir(), databaseName), "", toMake)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,9 +235,9 @@ func apart(list []*ledger.Entry) int {
 	return n
 }
 
-func viewOf(t *testing.T, c *connection) (rows [][]driver.Value) {
+func viewOf(t *testing.T, c *connection) (rows [][]any) {
 	t.Helper()
-	err := c.query(t.Context(), "SELECT * FROM entries ORDER BY scope", nil, func(row []driver.Value) error {
+	err := c.query(t.Context(), "SELECT * FROM entries ORDER BY scope", nil, func(row []any) error {
 		rows = append(rows, slices.Clone(row))
 		return nil
 	})

@@ -2,7 +2,6 @@ package sqlitestore
 
 import (
 	"context"
-	"database/sql/driver"
 	"log/slog"
 	"os"
 	"sync/atomic"
@@ -132,7 +131,7 @@ func (k *walKeeper) copyTail() {
 // checkpoint copies as much of the log as no reader needs to stay where it is.
 func (k *walKeeper) checkpoint() (c copied) {
 	end := k.seals.logEnd.Load()
-	c.err = k.conn.query(context.Background(), "PRAGMA wal_checkpoint(PASSIVE)", nil, func(row []driver.Value) error {
+	c.err = k.conn.query(context.Background(), "PRAGMA wal_checkpoint(PASSIVE)", nil, func(row []any) error {
 		c.until = logHeaderBytes + integer(row[2])*frameBytes
 		return nil
 	})
@@ -208,7 +207,7 @@ func (k *walKeeper) holdBack() (held []*connection, all bool) {
 
 // empty copies the whole log to the database file, syncs both, and truncates the log. It reports whether a reader was in the way.
 func (k *walKeeper) empty() (busy bool, err error) {
-	err = k.conn.query(context.Background(), "PRAGMA wal_checkpoint(TRUNCATE)", nil, func(row []driver.Value) error {
+	err = k.conn.query(context.Background(), "PRAGMA wal_checkpoint(TRUNCATE)", nil, func(row []any) error {
 		busy = integer(row[0]) != 0
 		return nil
 	})

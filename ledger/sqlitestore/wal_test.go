@@ -2,7 +2,6 @@ package sqlitestore
 
 import (
 	"bytes"
-	"database/sql/driver"
 	"errors"
 	"io"
 	"log/slog"
@@ -37,11 +36,11 @@ func TestALongReaderLetsTheLogGrowAndStopsNobody(t *testing.T) {
 	var log bytes.Buffer
 	s := openForTest(t, Config{Dir: t.TempDir(), Logger: textLogger(&log)})
 	fill(t, s, 50)
-	outside, err := openConnection(t.Context(), s.path, "", "ro")
+	outside, err := openConnection(t.Context(), s.path, "", toRead)
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = outside.query(t.Context(), "SELECT id FROM entry", nil, func([]driver.Value) error {
+	err = outside.query(t.Context(), "SELECT id FROM entry", nil, func([]any) error {
 		setLogLimit(t, s, 64<<10)
 		for n := range int64(100) {
 			pair(t, s, 1000+n, 2000)
@@ -109,11 +108,11 @@ func TestTheWriterNeverCopiesWhatALongReaderKept(t *testing.T) {
 	t.Parallel()
 	s := openForTest(t, Config{Dir: t.TempDir()})
 	fill(t, s, 50)
-	outside, err := openConnection(t.Context(), s.path, "", "ro")
+	outside, err := openConnection(t.Context(), s.path, "", toRead)
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = outside.query(t.Context(), "SELECT id FROM entry LIMIT 1", nil, func([]driver.Value) error {
+	err = outside.query(t.Context(), "SELECT id FROM entry LIMIT 1", nil, func([]any) error {
 		setCopyStep(t, s, 64<<10)
 		for n := range int64(500) {
 			pair(t, s, 1000+n, 8000)

@@ -2,7 +2,6 @@ package sqlitestore
 
 import (
 	"context"
-	"database/sql/driver"
 	"errors"
 	"fmt"
 	"strings"
@@ -143,7 +142,7 @@ func (w *writer) write(p *prepared, now ledger.Time) (ledger.Written, error) {
 func (w *writer) guarded(scope ledger.ScopeID) (*guarded, error) {
 	var row *guarded
 	head, tail := scopeKey(&scope)
-	err := w.conn.query(context.Background(), selectGuarded, []driver.Value{head, tail}, func(v []driver.Value) (err error) {
+	err := w.conn.query(context.Background(), selectGuarded, []any{head, tail}, func(v []any) (err error) {
 		row, err = scanGuarded(&scope, v)
 		return err
 	})
@@ -160,12 +159,11 @@ func (w *writer) insert(p *prepared, now ledger.Time) (ledger.Written, error) {
 	if err != nil {
 		return ledger.Written{}, err
 	}
-	result, err := w.conn.exec(insertEntry, entryValues(next, name, p)...)
+	inserted, err := w.conn.exec(insertEntry, entryValues(next, name, p)...)
 	if err != nil {
 		return ledger.Written{}, err
 	}
-	id, _ := result.LastInsertId()
-	if err := w.keepApart(id, p, details{}); err != nil {
+	if err := w.keepApart(inserted.id, p, details{}); err != nil {
 		return ledger.Written{}, err
 	}
 	return ledger.Written{Applied: true, Stamps: ledger.StampsOf(next, now)}, nil
@@ -209,7 +207,7 @@ func (w *writer) settle(p *prepared, row *guarded, e *ledger.Entry) error {
 type blob []byte
 
 // inline is the blob's column: the blob, or empty where it stands in its own table.
-func (b blob) inline() driver.Value {
+func (b blob) inline() any {
 	switch {
 	case b == nil:
 		return nil

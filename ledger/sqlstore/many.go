@@ -104,15 +104,14 @@ func (s *statements) extendEntries() manyStatement {
 
 // claimUpdates is claimUpdate for a batch. On PostgreSQL the rows are locked in the order of the batch, the clock is read once when all are, and then they
 // are changed. It goes through u and looks each scope up, which is the only way to carry out LATERAL. Where the rows are changed, = ANY beside the join
-// holds it to the primary key whatever it knows of the table.
+// holds it to the primary key whatever it knows of the table, and, on CockroachDB, in whatever order it is told to join.
 //
 // CockroachDB waits for a locked row as long as the statement may last, with no limit for that before 22.1, and a subselect that does not wait is of no
 // use in the statement itself: another part of it reads the row first, and waits. So the rows are tried before, in the same exchange; where that fails,
 // nothing after it is carried out. Who locks a row between the two still holds the batch up until the statement's time is over.
 //
 // What is tried counts a column that may be NULL and that no index has: without one CockroachDB takes an index that has the scopes, too, at its end, and
-// reads, and locks, the whole of it for a batch of forty. The UPDATE has no = ANY there: CockroachDB would make a plan of ranges for it, and look the rows
-// up one by one all the same.
+// reads, and locks, the whole of it for a batch of forty.
 func (s *statements) claimUpdates(name, sets string) manyStatement {
 	var u rows
 	scope := u.each("$1::BYTEA")
@@ -120,16 +119,16 @@ func (s *statements) claimUpdates(name, sets string) manyStatement {
 	const one, all = "e.scope_id = ", "e.scope_id = ANY ($1::BYTEA[])"
 	m := manyStatement{numbers: u.numbers}
 	ctes, t := s.clockOnce()
-	from, where := u.from()+", "+t, one+scope
+	from := u.from() + ", " + t
 	if s.engine == cockroachDB {
 		m.unlocked = "/* idemd:unlocked */ SELECT count(l.report) FROM (SELECT e.report FROM idemd_entries AS e WHERE " + all + " FOR UPDATE NOWAIT) AS l"
 	} else {
 		lock := "SELECT u.* FROM " + u.from() + ",\nLATERAL (SELECT e.scope_id FROM idemd_entries AS e WHERE " + one + scope + " AND " + guard + " FOR UPDATE) AS e"
 		ctes = []string{"l AS MATERIALIZED (" + lock + ")", "t AS MATERIALIZED (SELECT " + s.clock + " AS now FROM (SELECT count(*) FROM l) AS n)"}
-		from, where = "l AS u, t", all+" AND "+where
+		from = "l AS u, t"
 	}
 	m.text = "/* idemd:" + name + " */ " + with(ctes) + "UPDATE idemd_entries AS e SET " + claimSets + sets +
-		"\nFROM " + from + " WHERE " + where + " AND " + guard + " AND " + notLapsed + "\nRETURNING e.scope_id, " + stamps("e.")
+		"\nFROM " + from + " WHERE " + all + " AND " + one + scope + " AND " + guard + " AND " + notLapsed + "\nRETURNING e.scope_id, " + stamps("e.")
 	return m
 }
 

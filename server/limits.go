@@ -44,26 +44,28 @@ func newLimiter(most, mostOfTenant int) *limiter {
 	return &limiter{most: most, mostOfTenant: mostOfTenant, tenants: map[string]int{}}
 }
 
-// enter takes a place and returns how to give it back.
-func (l *limiter) enter(tenant string) (leave func(), err error) {
+// enter takes a place, which leave gives back.
+func (l *limiter) enter(tenant string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.all >= l.most:
-		return nil, overQuota("too many calls are under way in this daemon")
+		return overQuota("too many calls are under way in this daemon")
 	case l.tenants[tenant] >= l.mostOfTenant:
-		return nil, overQuota("too many calls of this tenant are under way in this daemon")
+		return overQuota("too many calls of this tenant are under way in this daemon")
 	}
 	l.all++
 	l.tenants[tenant]++
-	return func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.all--
-		if l.tenants[tenant]--; l.tenants[tenant] == 0 {
-			delete(l.tenants, tenant)
-		}
-	}, nil
+	return nil
+}
+
+func (l *limiter) leave(tenant string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all--
+	if l.tenants[tenant]--; l.tenants[tenant] == 0 {
+		delete(l.tenants, tenant)
+	}
 }
 
 func overQuota(message string) error {
@@ -74,11 +76,11 @@ func (s *Server) limitUnary(ctx context.Context, req any, info *grpc.UnaryServer
 	if endsWork[info.FullMethod] || isOpen(info.FullMethod) {
 		return handler(ctx, req)
 	}
-	leave, err := s.limiter.enter(limitedTenant(ctx, req))
-	if err != nil {
+	tenant := limitedTenant(ctx, req)
+	if err := s.limiter.enter(tenant); err != nil {
 		return nil, err
 	}
-	defer leave()
+	defer s.limiter.leave(tenant)
 	return handler(ctx, req)
 }
 
@@ -86,11 +88,11 @@ func (s *Server) limitStream(srv any, stream grpc.ServerStream, info *grpc.Strea
 	if isOpen(info.FullMethod) {
 		return handler(srv, stream)
 	}
-	leave, err := s.limiter.enter(principalOf(stream.Context()).Tenant)
-	if err != nil {
+	tenant := principalOf(stream.Context()).Tenant
+	if err := s.limiter.enter(tenant); err != nil {
 		return err
 	}
-	defer leave()
+	defer s.limiter.leave(tenant)
 	return handler(srv, stream)
 }
 

@@ -211,12 +211,8 @@ func (m *Metrics) count(method string, req, resp any, err error) {
 
 // outcomeOf is the word for what came of a call.
 func outcomeOf(resp any, err error) string {
-	var refusal *ledger.Refusal
-	switch {
-	case errors.As(err, &refusal):
-		return string(refusal.Reason)
-	case err != nil:
-		return strings.ToUpper(status.Code(err).String())
+	if err != nil {
+		return outcomeOfError(err)
 	}
 	switch r := resp.(type) {
 	case *idemv1.BeginResponse:
@@ -227,6 +223,14 @@ func outcomeOf(resp any, err error) string {
 		}
 	}
 	return "ok"
+}
+
+func outcomeOfError(err error) string {
+	var refusal *ledger.Refusal
+	if errors.As(err, &refusal) {
+		return string(refusal.Reason)
+	}
+	return strings.ToUpper(status.Code(err).String())
 }
 
 func beginOutcome(r *idemv1.BeginResponse) string {

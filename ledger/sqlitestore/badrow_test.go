@@ -24,7 +24,7 @@ func TestARowWhoseDetailsMakeNoSense(t *testing.T) {
 		}
 		rows[i] = ledger.Row{Scope: e.Scope, Incarnation: w.Stamps.Incarnation, Revision: 1}
 	}
-	spoil(t, s, rows[bad].Scope, "details", sealed(rows[bad].Scope, []byte{detailsVersion, 0xff}))
+	spoil(t, s, rows[bad].Scope, "details", sealed(&rows[bad].Scope, []byte{detailsVersion, 0xff}))
 
 	if _, err := s.Get(t.Context(), rows[bad].Scope); !errors.Is(err, ledger.ErrBadRow) || errors.Is(err, ledger.FaultDamaged) {
 		t.Errorf("Get: %v", err)

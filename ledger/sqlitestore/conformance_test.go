@@ -34,7 +34,7 @@ func openBackend(tb testing.TB) *storetest.Backend {
 		},
 		Residue: func(tb testing.TB) int { return residue(tb, s) },
 		Spoil: func(tb testing.TB, scope ledger.ScopeID) {
-			spoil(tb, s, scope, "answer", sealed(scope, []byte("an answer of another version")))
+			spoil(tb, s, scope, "answer", sealed(&scope, []byte("an answer of another version")))
 		},
 	}
 }

@@ -99,12 +99,12 @@ func encodeDetails(e *ledger.Entry, d details) []byte {
 	w.hash(flags&detailIDHash, e.Last.IDHash[:])
 	w.hash(flags&detailReport, e.Last.Report[:])
 	w.hash(flags&detailSettlement, e.Settlement[:])
-	return sealed(e.Scope, w)
+	return sealed(&e.Scope, w)
 }
 
 // decodeDetails is the inverse of encodeDetails. The entry's Scope and Incarnation must be set.
 func decodeDetails(e *ledger.Entry, blob []byte) (details, error) {
-	body, err := unsealed(e.Scope, blob)
+	body, err := unsealed(&e.Scope, blob)
 	if err != nil {
 		return details{}, err
 	}

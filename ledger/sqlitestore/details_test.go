@@ -85,17 +85,17 @@ func TestDetailsRefuseWhatTheyDidNotWrite(t *testing.T) {
 	e.Scope, e.Incarnation, e.Last.BeganAt, e.HoldFrom = scopeOf(1), testStart, testStart, testStart+5
 	blob := encodeDetails(e, details{fingerprints: ledger.EncodeFingerprints(e.Fingerprints)})
 	body := blob[:len(blob)-4]
-	if _, err := decodeDetails(blank(e), sealed(e.Scope, bytes.Clone(body))); err != nil {
+	if _, err := decodeDetails(blank(e), sealed(&e.Scope, bytes.Clone(body))); err != nil {
 		t.Fatal(err)
 	}
 	wrong := map[string][]byte{"too long": append(bytes.Clone(body), 0), "another version": append([]byte{2}, body[1:]...)}
 	for cut := range body {
-		if _, err := decodeDetails(blank(e), sealed(e.Scope, bytes.Clone(body[:cut]))); err == nil {
+		if _, err := decodeDetails(blank(e), sealed(&e.Scope, bytes.Clone(body[:cut]))); err == nil {
 			t.Errorf("cut to %d of %d bytes, and read", cut, len(body))
 		}
 	}
 	for how, b := range wrong {
-		if _, err := decodeDetails(blank(e), sealed(e.Scope, bytes.Clone(b))); err == nil {
+		if _, err := decodeDetails(blank(e), sealed(&e.Scope, bytes.Clone(b))); err == nil {
 			t.Errorf("%s, and read", how)
 		}
 	}
@@ -122,7 +122,7 @@ func FuzzDecodeDetails(f *testing.F) {
 	f.Add([]byte{1, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f})
 	f.Fuzz(func(t *testing.T, body []byte) {
 		first := &ledger.Entry{Incarnation: testStart}
-		d, err := decodeDetails(first, sealed(first.Scope, bytes.Clone(body)))
+		d, err := decodeDetails(first, sealed(&first.Scope, bytes.Clone(body)))
 		if err != nil {
 			return
 		}

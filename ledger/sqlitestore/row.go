@@ -72,14 +72,14 @@ func scanEntry(row []any) (*ledger.Entry, error) {
 
 // scanBlobs reads the answer and the history behind the readColumns: each as it stands in the row, then as it stands in its own table.
 func scanBlobs(e *ledger.Entry, row []any) error {
-	answer, err := opened(e.Scope, row[0], row[1])
+	answer, err := opened(&e.Scope, row[0], row[1])
 	if err == nil {
 		e.Response, e.Failure, err = ledger.DecodeAnswer(answer)
 	}
 	if err != nil {
 		return unusable("answer", e, err)
 	}
-	history, err := opened(e.Scope, row[2], row[3])
+	history, err := opened(&e.Scope, row[2], row[3])
 	if err == nil {
 		err = ledger.DecodeHistory(history, e)
 	}
@@ -176,7 +176,7 @@ var errChecksum = errors.New("checksum does not match: the file is damaged")
 
 // sealed appends a checksum of the blob and its scope. SQLite finds damage to its own structures, not to the content of a row; an answer
 // is replayed as the truth, so a damaged one must not be.
-func sealed(scope ledger.ScopeID, blob []byte) []byte {
+func sealed(scope *ledger.ScopeID, blob []byte) []byte {
 	if blob == nil {
 		return nil
 	}
@@ -184,7 +184,7 @@ func sealed(scope ledger.ScopeID, blob []byte) []byte {
 }
 
 // unsealed is the inverse of sealed.
-func unsealed(scope ledger.ScopeID, blob []byte) ([]byte, error) {
+func unsealed(scope *ledger.ScopeID, blob []byte) ([]byte, error) {
 	if len(blob) <= 4 {
 		return nil, errChecksum
 	}
@@ -196,7 +196,7 @@ func unsealed(scope ledger.ScopeID, blob []byte) ([]byte, error) {
 }
 
 // opened returns the blob of a column, from the row or from its own table, without its checksum.
-func opened(scope ledger.ScopeID, inline, apart any) ([]byte, error) {
+func opened(scope *ledger.ScopeID, inline, apart any) ([]byte, error) {
 	if inline == nil {
 		return nil, nil
 	}
@@ -207,6 +207,6 @@ func opened(scope ledger.ScopeID, inline, apart any) ([]byte, error) {
 	return unsealed(scope, blob)
 }
 
-func checksum(scope ledger.ScopeID, blob []byte) uint32 {
+func checksum(scope *ledger.ScopeID, blob []byte) uint32 {
 	return crc32.Update(crc32.Checksum(scope[:], castagnoli), castagnoli, blob)
 }

@@ -126,7 +126,13 @@ func (s *seals) damaged(part string) int32 {
 // note takes in what a use of the database came to. After the first damage nothing is written to it any more: what is read is checked by itself, but nobody
 // knows what else is gone, and a grant that rests on what is not there runs something again.
 func (s *seals) note(err error) {
-	if err == nil || !isDamage(err) || !s.damage.CompareAndSwap(nil, &err) {
+	if err != nil && isDamage(err) {
+		s.noteDamage(err)
+	}
+}
+
+func (s *seals) noteDamage(err error) {
+	if !s.damage.CompareAndSwap(nil, &err) {
 		return
 	}
 	s.logger.Error("the ledger's files are damaged: nothing is written to them from now on. Stop the daemon, keep the files as they are, and restore a backup",

@@ -75,15 +75,15 @@ func prepare(w ledger.Write) *prepared {
 	case w.Put != nil:
 		put := *w.Put
 		p.fingerprints = ledger.EncodeFingerprints(put.Fingerprints)
-		p.answer = sealed(w.Scope, ledger.EncodeAnswer(put.Response, put.Failure))
-		p.history = sealed(w.Scope, ledger.EncodeHistory(&put))
+		p.answer = sealed(&p.Scope, ledger.EncodeAnswer(put.Response, put.Failure))
+		p.history = sealed(&p.Scope, ledger.EncodeHistory(&put))
 		put.Fingerprints, put.Response, put.Failure = nil, nil, nil
 		put.Earlier, put.Evidence, put.Resolutions = nil, nil, nil
 		p.Put = &put
 	case w.Settle != nil:
 		settle := *w.Settle
 		if settle.State != ledger.Pending {
-			p.answer = sealed(w.Scope, ledger.EncodeAnswer(settle.Response, settle.Failure))
+			p.answer = sealed(&p.Scope, ledger.EncodeAnswer(settle.Response, settle.Failure))
 		}
 		settle.Response, settle.Failure = nil, nil
 		p.Settle = &settle
@@ -116,7 +116,7 @@ func (w *writer) write(p *prepared, now ledger.Time) (ledger.Written, error) {
 	if p.Guard.Kind == ledger.GuardAbsent {
 		return w.insert(p, now)
 	}
-	row, err := w.guarded(p.Scope)
+	row, err := w.guarded(&p.Scope)
 	if err != nil || row == nil {
 		return ledger.Written{}, err
 	}
@@ -139,11 +139,11 @@ func (w *writer) write(p *prepared, now ledger.Time) (ledger.Written, error) {
 }
 
 // guarded reads what a guard looks at; nil if there is no row.
-func (w *writer) guarded(scope ledger.ScopeID) (*guarded, error) {
+func (w *writer) guarded(scope *ledger.ScopeID) (*guarded, error) {
 	var row *guarded
-	head, tail := scopeKey(&scope)
+	head, tail := scopeKey(scope)
 	err := w.conn.query(context.Background(), selectGuarded, []any{head, tail}, func(v []any) (err error) {
-		row, err = scanGuarded(&scope, v)
+		row, err = scanGuarded(scope, v)
 		return err
 	})
 	return row, err
@@ -285,7 +285,7 @@ func (w *writer) forget(rows []ledger.Row) (int, error) {
 	n := 0
 	names := map[int64]struct{}{}
 	for i := range rows {
-		row, err := w.guarded(rows[i].Scope)
+		row, err := w.guarded(&rows[i].Scope)
 		if errors.Is(err, ledger.ErrBadRow) {
 			continue // whoever swept it could not read it either
 		}

@@ -41,7 +41,7 @@ func TestCommands(t *testing.T) {
 				}
 			}
 			if got != string(want) && !*rewrite {
-				t.Errorf("%s says otherwise (go test -run TestCommands -rewrite ./cmd/idemd, then look at the difference):\n%s", path, firstDifference(got, string(want)))
+				t.Errorf("%s says otherwise (go test ./cmd/idemd -run TestCommands -rewrite, then look at the difference):\n%s", path, firstDifference(got, string(want)))
 			}
 		})
 	}

@@ -187,6 +187,7 @@ type listToken struct {
 	Op      string `json:"o,omitempty"`
 	Due     Time   `json:"d,omitempty"`
 	Created Time   `json:"c,omitempty"`
+	Until   Time   `json:"u,omitempty"`
 	Scope   []byte `json:"i"`
 }
 
@@ -239,7 +240,7 @@ func (l *Ledger) newListWalk(r ListRequest, size int) (*listWalk, error) {
 	if err != nil || token.Filter != r.filter() || len(token.Scope) != len(ScopeID{}) || token.Shard < 0 || token.Shard >= Shards {
 		return nil, invalid(ReasonInvalidPage, "page_token", "must be the next_page_token of the page before, with the same filters")
 	}
-	w.q.Shard = token.Shard
+	w.q.Shard, w.q.CreatedUntil = token.Shard, token.Until
 	w.q.After = Cursor{Tenant: token.Tenant, Operation: token.Op, DueAt: token.Due, Incarnation: token.Created, Scope: ScopeID(token.Scope)}
 	return w, nil
 }
@@ -271,6 +272,7 @@ func (w *listWalk) run(ctx context.Context) (ListResult, error) {
 		if err != nil {
 			return ListResult{}, err
 		}
+		w.ledger.bound(&w.q, page)
 		scanned += len(page.Entries) + len(page.Bad)
 		for _, e := range page.Entries {
 			w.q.After = w.cursorAt(e)
@@ -325,7 +327,7 @@ func (w *listWalk) matches(e *Entry, now Time) bool {
 func (w *listWalk) token() string {
 	after := w.q.After
 	raw, err := json.Marshal(listToken{
-		Filter: w.r.filter(), Shard: w.q.Shard, Tenant: after.Tenant, Op: after.Operation, Due: after.DueAt, Created: after.Incarnation, Scope: after.Scope[:],
+		Filter: w.r.filter(), Shard: w.q.Shard, Tenant: after.Tenant, Op: after.Operation, Due: after.DueAt, Created: after.Incarnation, Until: w.q.CreatedUntil, Scope: after.Scope[:],
 	})
 	if err != nil {
 		return "" // a struct of plain fields always encodes
@@ -361,7 +363,7 @@ type SkippedEntry struct {
 }
 
 // Erase takes everything personal out of a tenant's entries: answers, evidence, holders, principals, reasons, and tenant, operation and key
-// themselves. A tombstone stays, so that a late retry is still recognised. It can be resent until it reports nothing skipped. It refuses with
+// themselves. A tombstone stays, so that a late retry is still recognised. It takes what stood when it began, also with a cut-off in the future. It can be resent until it reports nothing skipped. It refuses with
 // INVALID_TENANT, INVALID_REQUEST and STORE_UNAVAILABLE; and, having erased all else, with BAD_ROW where a row could not be.
 func (l *Ledger) Erase(ctx context.Context, caller Caller, r EraseRequest, progress func(EraseProgress) error) (EraseProgress, error) {
 	var total EraseProgress
@@ -373,7 +375,8 @@ func (l *Ledger) Erase(ctx context.Context, caller Caller, r EraseRequest, progr
 	}
 	caller.Operator = true
 	var left int64
-	q := PageQuery{Order: ByName, Tenant: r.Tenant, CreatedUntil: Time(r.CreatedUntil.UnixMicro()), Limit: sweepBatch, Lean: true}
+	until := Time(r.CreatedUntil.UnixMicro())
+	q := PageQuery{Order: ByName, Tenant: r.Tenant, CreatedUntil: until, Limit: sweepBatch, Lean: true}
 	for {
 		page, err := l.page(ctx, q)
 		if err != nil {
@@ -382,7 +385,7 @@ func (l *Ledger) Erase(ctx context.Context, caller Caller, r EraseRequest, progr
 		total.SkippedEntries = nil
 		skipped := make([]*SkippedEntry, len(page.Entries))
 		done, bad, err := eachEntry(page, page.Entries, func(i int, e *Entry) (err error) {
-			skipped[i], err = l.eraseOne(ctx, caller, e, q.CreatedUntil, r.Force)
+			skipped[i], err = l.eraseOne(ctx, caller, e, until, r.Force)
 			return err
 		})
 		total.Examined, total.Erased, left = total.Examined+done+bad, total.Erased+done, left+bad
@@ -403,7 +406,21 @@ func (l *Ledger) Erase(ctx context.Context, caller Caller, r EraseRequest, progr
 		if !page.More {
 			return total, passedOver(left)
 		}
-		q.After = page.Next
+		l.goOn(&q, page)
+	}
+}
+
+// goOn continues a walk by name behind a page of it.
+func (l *Ledger) goOn(q *PageQuery, page Page) {
+	l.bound(q, page)
+	q.After = page.Next
+}
+
+// bound has a walk by name stay among the entries that stood when its first page was read: a store may list by age, and the walk would follow what callers
+// begin meanwhile for as long as they do.
+func (l *Ledger) bound(q *PageQuery, page Page) {
+	if began := page.Now.Add(l.store.Margin()); q.Order == ByName && q.After == (Cursor{}) && (q.CreatedUntil == 0 || q.CreatedUntil > began) {
+		q.CreatedUntil = began
 	}
 }
 
@@ -536,7 +553,7 @@ func (l *Ledger) ApplyPolicy(ctx context.Context, r ApplyRequest, progress func(
 		if !page.More {
 			return total, passedOver(left)
 		}
-		q.After = page.Next
+		l.goOn(&q, page)
 	}
 }
 
@@ -612,7 +629,7 @@ func (l *Ledger) Stats(ctx context.Context, r StatsRequest) (Stats, error) {
 		if !page.More {
 			return out, nil
 		}
-		q.After = page.Next
+		l.goOn(&q, page)
 	}
 }
 

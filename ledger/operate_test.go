@@ -201,6 +201,81 @@ func TestErasingWorksOnSeveralAtOnce(t *testing.T) {
 	})
 }
 
+// TestAWalkEndsWhileCallersBegin: it takes what stood when it began. By age, what callers begin meanwhile stands behind it, page after page; and the cut-off of
+// an erasure may be in the future.
+func TestAWalkEndsWhileCallersBegin(t *testing.T) {
+	t.Parallel()
+	const pages, enough = 6, 20
+	for name, walk := range map[string]func(b *bench, page func() error) (examined int64, err error){
+		"erase": func(b *bench, page func() error) (int64, error) {
+			until := b.clock.Now().Wall().Add(time.Hour)
+			p, err := b.ledger.Erase(t.Context(), ledger.Caller{}, ledger.EraseRequest{Tenant: "acme", CreatedUntil: until, Force: true},
+				func(ledger.EraseProgress) error { return page() })
+			return p.Examined, err
+		},
+		"apply": func(b *bench, page func() error) (int64, error) {
+			p, err := b.ledger.ApplyPolicy(t.Context(), ledger.ApplyRequest{Tenant: quick().Tenant, Operation: quick().Operation},
+				func(ledger.ApplyProgress) error { return page() })
+			return p.Examined, err
+		},
+		"stats": func(b *bench, page func() error) (int64, error) {
+			var calls int
+			b.faulty.Plan(storetest.On(storetest.Page, func(storetest.Call) storetest.Fault {
+				calls++
+				if calls == 1 {
+					return storetest.Fault{}
+				}
+				return storetest.Fault{Before: func(context.Context) error { return page() }}
+			}))
+			defer b.faulty.Plan(nil)
+			stats, err := b.ledger.Stats(t.Context(), ledger.StatsRequest{Tenant: "acme"})
+			var n int64
+			for _, s := range stats.By {
+				n += s.Counts[ledger.Live]
+			}
+			return n, err
+		},
+		"list": func(b *bench, page func() error) (n int64, err error) {
+			r := ledger.ListRequest{Tenant: "acme", PageSize: 200}
+			for {
+				list, err := b.ledger.List(t.Context(), r)
+				n += int64(len(list.Entries))
+				if err != nil || list.NextPageToken == "" {
+					return n, err
+				}
+				r.PageToken = list.NextPageToken
+				if n%ledger.SweepBatch == 0 {
+					if err := page(); err != nil {
+						return n, err
+					}
+				}
+			}
+		},
+	} {
+		b := newBench(t)
+		b.policy(quick())
+		begun, seen := 0, 0
+		begin := func(n int) {
+			for range n {
+				begun++
+				b.clock.Advance(time.Microsecond)
+				b.begin("k"+itoa(begun), "a")
+			}
+		}
+		begin(pages * ledger.SweepBatch)
+		examined, err := walk(b, func() error {
+			if seen++; seen > enough {
+				return errors.New("it goes on and on")
+			}
+			begin(ledger.SweepBatch)
+			return nil
+		})
+		if err != nil || examined != pages*ledger.SweepBatch {
+			t.Errorf("%s: %d entries of %d, %v", name, examined, pages*ledger.SweepBatch, err)
+		}
+	}
+}
+
 // TestAPageTokenIsOfItsOwnList: under another filter it would begin in the middle of another list, and leave out what stands before.
 func TestAPageTokenIsOfItsOwnList(t *testing.T) {
 	t.Parallel()

@@ -26,6 +26,7 @@ type connection struct {
 type statement struct {
 	handle     uintptr
 	parameters int
+	running    bool
 	texts      arena // what its parameters are bound to, while it runs
 	row        []any // the next row's values
 }
@@ -124,6 +125,9 @@ func (c *connection) script(ctx context.Context, sql string) error {
 
 func (c *connection) prepare(sql string) (*statement, error) {
 	if s := c.statements[sql]; s != nil {
+		if s.running { // it would begin anew, and the one that called back would go on with what is left
+			return nil, errors.New("a statement cannot be run in its own callback")
+		}
 		return s, nil
 	}
 	text, err := libc.CString(sql)
@@ -137,6 +141,9 @@ func (c *connection) prepare(sql string) (*statement, error) {
 		return nil, c.failure(rc)
 	}
 	s := &statement{handle: *at[uintptr](out)}
+	if s.handle == 0 {
+		return nil, errors.New("no statement")
+	}
 	s.parameters = int(sqlite3.Xsqlite3_bind_parameter_count(c.tls, s.handle))
 	s.row = make([]any, sqlite3.Xsqlite3_column_count(c.tls, s.handle))
 	c.statements[sql] = s
@@ -187,6 +194,7 @@ func (c *connection) bind(s *statement, args []any) error {
 	if len(args) != s.parameters {
 		return fmt.Errorf("%d arguments for %d parameters", len(args), s.parameters)
 	}
+	s.running = true
 	size := 0
 	for _, arg := range args {
 		switch v := arg.(type) {
@@ -229,6 +237,7 @@ func (c *connection) unbind(s *statement) {
 	sqlite3.Xsqlite3_reset(c.tls, s.handle)
 	sqlite3.Xsqlite3_clear_bindings(c.tls, s.handle)
 	clear(s.row)
+	s.running = false
 	if s.texts.size > arenaKeep {
 		s.texts.free(c.tls)
 	}

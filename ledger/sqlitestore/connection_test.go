@@ -99,6 +99,24 @@ func TestAStatementEndsWithItsCaller(t *testing.T) {
 	}
 }
 
+// TestAStatementIsNotRunInItsOwnCallback: and goes on undisturbed.
+func TestAStatementIsNotRunInItsOwnCallback(t *testing.T) {
+	t.Parallel()
+	c := connectionForTest(t)
+	const sql = "SELECT value || ?1 FROM json_each('[1, 2, 3]')"
+	var got []any
+	err := c.query(t.Context(), sql, []any{"a"}, func(row []any) error {
+		got = append(got, row...)
+		if _, err := c.exec(sql, "b"); err == nil {
+			t.Error("it was run")
+		}
+		return nil
+	})
+	if want := []any{"1a", "2a", "3a"}; err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, want %v, %v", got, want, err)
+	}
+}
+
 // TestErrorsHaveTheCodeOfTheirCause: and a statement that failed can be run again.
 func TestErrorsHaveTheCodeOfTheirCause(t *testing.T) {
 	t.Parallel()
@@ -127,6 +145,8 @@ func TestErrorsHaveTheCodeOfTheirCause(t *testing.T) {
 		}
 	}
 	for sql, args := range map[string][]any{
+		"":                  nil,
+		"-- nothing":        nil,
 		"SELECT no":         nil,
 		`SELECT "no"`:       nil, // in double quotes it is a name
 		"SELECT ?":          nil,

@@ -131,14 +131,8 @@ func (r *reader) flag() bool        { return r.integer() != 0 }
 func (r *reader) time() ledger.Time { return ledger.Time(r.integer()) }
 func (r *reader) text() string      { t, _ := r.next().(string); return t }
 
-// bytes is nil for NULL only; the driver does not tell an empty blob from NULL but by the type of its nil.
-func (r *reader) bytes() []byte {
-	b, ok := r.next().([]byte)
-	if ok && b == nil {
-		return []byte{}
-	}
-	return b
-}
+// bytes is nil for NULL only.
+func (r *reader) bytes() []byte { b, _ := r.next().([]byte); return b }
 
 // scope is the inverse of scopeKey.
 func (r *reader) scope(into *ledger.ScopeID) {

@@ -44,7 +44,7 @@ func TestAnErrorSurvivesTheWire(t *testing.T) {
 func TestEveryReasonOfTheLedgerIsKnown(t *testing.T) {
 	source, err := os.ReadFile("../ledger/refusal.go")
 	if err != nil {
-		t.Skip("skipped: docs/errors.md is not beside this package; run it in a clone of the whole repository")
+		t.Skip("skipped: ledger/refusal.go is not beside this package; run it in a clone of the whole repository")
 	}
 	ours, err := os.ReadFile("errors.go")
 	if err != nil {

@@ -12,9 +12,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-func connectionForTest(t testing.TB, pragmas ...string) *connection {
+func connectionForTest(t testing.TB) *connection {
 	t.Helper()
-	c, err := openConnection(t.Context(), filepath.Join(t.TempDir(), "some.db"), "", toMake, pragmas...)
+	c, err := openConnection(t.Context(), filepath.Join(t.TempDir(), "some.db"), "", toMake)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,9 +138,9 @@ func TestErrorsHaveTheCodeOfTheirCause(t *testing.T) {
 	} {
 		_, err := c.exec(insert, step.x)
 		var failure *sqliteError
-		if code := 0; errors.As(err, &failure) != (step.code != 0) {
-			t.Errorf("%v: %v, want code %d", step.x, err, code)
-		} else if failure != nil && (failure.code != step.code || !strings.Contains(err.Error(), step.says)) {
+		switch failed := errors.As(err, &failure); {
+		case step.code == 0 && err == nil:
+		case !failed || failure.code != step.code || !strings.Contains(err.Error(), step.says):
 			t.Errorf("%v: %v, want code %d and %q", step.x, err, step.code, step.says)
 		}
 	}

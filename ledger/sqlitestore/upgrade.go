@@ -49,7 +49,7 @@ func convert0002(ctx context.Context, c *connection) error {
 			if err != nil {
 				return err
 			}
-			values := append([]any{from.id}, columnsOf(from.entry, name, from.details, asValue(from.answer), asValue(from.history))...)
+			values := append([]any{from.id}, columnsOf(from.entry, name, from.details, from.answer, from.history)...)
 			if _, err := c.exec(insert, values...); err != nil {
 				return fmt.Errorf("row %d: %w", from.id, err)
 			}
@@ -60,13 +60,6 @@ func convert0002(ctx context.Context, c *connection) error {
 		}
 	}
 	return c.script(ctx, "DROP TABLE entry_0001")
-}
-
-func asValue(blob []byte) any {
-	if blob == nil {
-		return nil
-	}
-	return blob
 }
 
 func scan0001(row []any) converted {

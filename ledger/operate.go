@@ -187,7 +187,7 @@ type listToken struct {
 	Op      string `json:"o,omitempty"`
 	Due     Time   `json:"d,omitempty"`
 	Created Time   `json:"c,omitempty"`
-	Until   Time   `json:"u,omitempty"`
+	Until   Time   `json:"u,omitempty"` // see bound
 	Scope   []byte `json:"i"`
 }
 
@@ -275,7 +275,7 @@ func (w *listWalk) run(ctx context.Context) (ListResult, error) {
 		w.ledger.bound(&w.q, page)
 		scanned += len(page.Entries) + len(page.Bad)
 		for _, e := range page.Entries {
-			w.q.After = w.cursorAt(e)
+			w.q.After = CursorOf(e)
 			if !w.matches(e, page.Now) {
 				continue
 			}
@@ -296,13 +296,6 @@ func (w *listWalk) run(ctx context.Context) (ListResult, error) {
 	}
 	out.NextPageToken = w.token()
 	return out, nil
-}
-
-func (w *listWalk) cursorAt(e *Entry) Cursor {
-	if w.held {
-		return Cursor{DueAt: e.DueAt, Scope: e.Scope}
-	}
-	return Cursor{Tenant: e.Ref.Tenant, Operation: e.Ref.Operation, Incarnation: e.Incarnation, Scope: e.Scope}
 }
 
 func (w *listWalk) matches(e *Entry, now Time) bool {
@@ -327,7 +320,8 @@ func (w *listWalk) matches(e *Entry, now Time) bool {
 func (w *listWalk) token() string {
 	after := w.q.After
 	raw, err := json.Marshal(listToken{
-		Filter: w.r.filter(), Shard: w.q.Shard, Tenant: after.Tenant, Op: after.Operation, Due: after.DueAt, Created: after.Incarnation, Until: w.q.CreatedUntil, Scope: after.Scope[:],
+		Filter: w.r.filter(), Shard: w.q.Shard, Tenant: after.Tenant, Op: after.Operation, Due: after.DueAt, Created: after.Incarnation,
+		Until: w.q.CreatedUntil, Scope: after.Scope[:],
 	})
 	if err != nil {
 		return "" // a struct of plain fields always encodes
@@ -363,8 +357,9 @@ type SkippedEntry struct {
 }
 
 // Erase takes everything personal out of a tenant's entries: answers, evidence, holders, principals, reasons, and tenant, operation and key
-// themselves. A tombstone stays, so that a late retry is still recognised. It takes what stood when it began, also with a cut-off in the future. It can be resent until it reports nothing skipped. It refuses with
-// INVALID_TENANT, INVALID_REQUEST and STORE_UNAVAILABLE; and, having erased all else, with BAD_ROW where a row could not be.
+// themselves. A tombstone stays, so that a late retry is still recognised. It takes what stood when it began, also with a cut-off in the
+// future, and can be resent until it reports nothing skipped. It refuses with INVALID_TENANT, INVALID_REQUEST and STORE_UNAVAILABLE; and, having
+// erased all else, with BAD_ROW where a row could not be.
 func (l *Ledger) Erase(ctx context.Context, caller Caller, r EraseRequest, progress func(EraseProgress) error) (EraseProgress, error) {
 	var total EraseProgress
 	if refusal := validatePart(ReasonInvalidTenant, "tenant", r.Tenant, MaxTenantChars); refusal != nil {

@@ -242,13 +242,18 @@ type PageQuery struct {
 	Lean bool
 }
 
-// Cursor is a position in an order: that of an entry, if all of it is the entry's.
+// Cursor is a position in an order.
 type Cursor struct {
 	Tenant      string
 	Operation   string
 	DueAt       Time
 	Incarnation Time
 	Scope       ScopeID
+}
+
+// CursorOf is where e stands, in every order.
+func CursorOf(e *Entry) Cursor {
+	return Cursor{Tenant: e.Ref.Tenant, Operation: e.Ref.Operation, DueAt: e.DueAt, Incarnation: e.Incarnation, Scope: e.Scope}
 }
 
 // Page is a run of entries. More says that there may be further ones behind Next. Entries and Bad together are at most as many as the limit.

@@ -137,9 +137,7 @@ func (s *Store) Page(ctx context.Context, q ledger.PageQuery) (ledger.Page, erro
 					default:
 						return err
 					}
-					page.Next = ledger.Cursor{
-						Tenant: e.Ref.Tenant, Operation: e.Ref.Operation, DueAt: e.DueAt, Incarnation: e.Incarnation, Scope: e.Scope,
-					}
+					page.Next = ledger.CursorOf(e)
 					return nil
 				})
 				if err != nil || page.More {

@@ -81,20 +81,13 @@ func (s *Store) fillPage(ctx context.Context, tx pgx.Tx, q ledger.PageQuery, pag
 			} else {
 				page.Entries = append(page.Entries, e)
 			}
-			page.Next = cursorOf(q.Order, e)
+			page.Next = ledger.CursorOf(e)
 			size += rows[i].size()
 		}
 		if !page.More || run == want || size >= pageBytes {
 			return nil
 		}
 	}
-}
-
-func cursorOf(order ledger.PageOrder, e *ledger.Entry) ledger.Cursor {
-	if order == ledger.ByDue {
-		return ledger.Cursor{DueAt: e.DueAt, Scope: e.Scope}
-	}
-	return ledger.Cursor{Tenant: e.Ref.Tenant, Operation: e.Ref.Operation, Scope: e.Scope}
 }
 
 func (s *Store) pageRows(

@@ -44,7 +44,7 @@ func scopePageDefects() []defect {
 		}), []string{"a page of an empty store is empty and the last"}},
 		{"doubles a row", paging(func(_ *brokenStore, _ ledger.PageQuery, p *ledger.Page) {
 			if n := len(p.Entries); n > 1 && p.More {
-				p.Next = cursorAt(p.Entries[n-2])
+				p.Next = ledger.CursorOf(p.Entries[n-2])
 			}
 		}), []string{everyRowInOrder, "a row that stays is listed once while others come, change and go during the paging"}},
 		{"misses a row between pages", paging(func(_ *brokenStore, q ledger.PageQuery, p *ledger.Page) {

@@ -307,16 +307,16 @@ func (s *brokenStore) Page(ctx context.Context, q ledger.PageQuery) (ledger.Page
 	defer s.mu.RUnlock()
 	page := ledger.Page{Next: q.After, Now: s.clock.Now()}
 	for _, e := range s.entries {
-		if compare(q.Order, cursorAt(e), q.After) > 0 && chosen(q, e, page.Now) {
+		if compare(q.Order, ledger.CursorOf(e), q.After) > 0 && chosen(q, e, page.Now) {
 			page.Entries = append(page.Entries, copyEntry(e))
 		}
 	}
-	slices.SortFunc(page.Entries, func(a, b *ledger.Entry) int { return compare(q.Order, cursorAt(a), cursorAt(b)) })
+	slices.SortFunc(page.Entries, func(a, b *ledger.Entry) int { return compare(q.Order, ledger.CursorOf(a), ledger.CursorOf(b)) })
 	if page.More = len(page.Entries) > q.Limit; page.More {
 		page.Entries = page.Entries[:q.Limit]
 	}
 	if n := len(page.Entries); n > 0 {
-		page.Next = cursorAt(page.Entries[n-1])
+		page.Next = ledger.CursorOf(page.Entries[n-1])
 	}
 	return page, nil
 }

@@ -77,7 +77,7 @@ func (b *bench) page(q ledger.PageQuery) ledger.Page {
 	if len(page.Entries) > q.Limit {
 		b.Errorf("a page of at most %d rows has %d", q.Limit, len(page.Entries))
 	}
-	if n := len(page.Entries); n > 0 && b.compareCursors(q.Order, page.Next, cursorAt(page.Entries[n-1])) < 0 {
+	if n := len(page.Entries); n > 0 && b.compareCursors(q.Order, page.Next, ledger.CursorOf(page.Entries[n-1])) < 0 {
 		b.Errorf("the next page would start at %+v, before the last row %s", page.Next, outline(page.Entries[n-1]))
 	}
 	return page
@@ -103,15 +103,15 @@ func (b *bench) sameRows(got, want []*ledger.Entry) {
 
 // compareCursors compares by the order that the store has, which of those by name is one of two.
 func (b *bench) compareCursors(order ledger.PageOrder, x, y ledger.Cursor) int {
-	if !b.ByAge || order != ledger.ByName {
-		x.Incarnation, y.Incarnation = 0, 0
+	if b.ByAge {
+		return compareCursors(order, x, y)
 	}
-	return compareCursors(order, x, y)
+	return compareByScope(order, x, y)
 }
 
 func (b *bench) inOrder(order ledger.PageOrder, rows []*ledger.Entry) []*ledger.Entry {
 	return slices.SortedFunc(slices.Values(rows), func(x, y *ledger.Entry) int {
-		return b.compareCursors(order, cursorAt(x), cursorAt(y))
+		return b.compareCursors(order, ledger.CursorOf(x), ledger.CursorOf(y))
 	})
 }
 
@@ -255,7 +255,7 @@ func pagesFromAnywhere(b *bench) {
 	} {
 		var want []*ledger.Entry
 		for _, row := range rows {
-			if b.compareCursors(ledger.ByName, cursorAt(row), after) > 0 {
+			if b.compareCursors(ledger.ByName, ledger.CursorOf(row), after) > 0 {
 				want = append(want, row)
 			}
 		}
@@ -263,12 +263,12 @@ func pagesFromAnywhere(b *bench) {
 	}
 	var ofTenant []*ledger.Entry
 	for _, row := range rows {
-		if row.Ref.Tenant == middle.Ref.Tenant && b.compareCursors(ledger.ByName, cursorAt(row), cursorAt(middle)) > 0 {
+		if row.Ref.Tenant == middle.Ref.Tenant && b.compareCursors(ledger.ByName, ledger.CursorOf(row), ledger.CursorOf(middle)) > 0 {
 			ofTenant = append(ofTenant, row)
 		}
 	}
 	b.sameRows(b.pages(ledger.PageQuery{
-		Order: ledger.ByName, Tenant: middle.Ref.Tenant, After: cursorAt(middle), Limit: 2,
+		Order: ledger.ByName, Tenant: middle.Ref.Tenant, After: ledger.CursorOf(middle), Limit: 2,
 	}), ofTenant)
 }
 

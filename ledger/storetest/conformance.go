@@ -52,6 +52,13 @@ type Backend struct {
 	ByAge bool
 }
 
+// model is an empty reference store that lists in the backend's order.
+func (b *Backend) model(clock *Clock, margin time.Duration) *Model {
+	m := NewModel(clock, margin)
+	m.byScope = !b.ByAge
+	return m
+}
+
 // MovableClock is a store's clock in the hands of the suite, which only ever moves it forward. [*Clock] is one.
 type MovableClock interface {
 	Now() ledger.Time

@@ -21,6 +21,8 @@ import (
 type Model struct {
 	clock  *Clock
 	margin time.Duration
+	// byScope: pages by name list the entries of a name by scope id, and not by incarnation.
+	byScope bool
 
 	mu       sync.RWMutex
 	entries  map[ledger.ScopeID]*ledger.Entry
@@ -124,11 +126,11 @@ func (m *Model) Page(ctx context.Context, q ledger.PageQuery) (ledger.Page, erro
 	now := m.clock.Now()
 	var rows []*ledger.Entry
 	for _, e := range m.entries {
-		if compareCursors(q.Order, cursorAt(e), q.After) > 0 && selects(q, e, now) {
+		if m.compareCursors(q.Order, ledger.CursorOf(e), q.After) > 0 && selects(q, e, now) {
 			rows = append(rows, e)
 		}
 	}
-	slices.SortFunc(rows, func(a, b *ledger.Entry) int { return compareCursors(q.Order, cursorAt(a), cursorAt(b)) })
+	slices.SortFunc(rows, func(a, b *ledger.Entry) int { return m.compareCursors(q.Order, ledger.CursorOf(a), ledger.CursorOf(b)) })
 	page := ledger.Page{Next: q.After, More: len(rows) > q.Limit, Now: now}
 	for _, e := range rows[:min(q.Limit, len(rows))] {
 		switch {
@@ -139,7 +141,7 @@ func (m *Model) Page(ctx context.Context, q ledger.PageQuery) (ledger.Page, erro
 		default:
 			page.Entries = append(page.Entries, copyEntry(e))
 		}
-		page.Next = cursorAt(e)
+		page.Next = ledger.CursorOf(e)
 	}
 	return page, nil
 }
@@ -162,8 +164,17 @@ func dueUntil(q ledger.PageQuery, now ledger.Time) ledger.Time {
 	return now
 }
 
-func cursorAt(e *ledger.Entry) ledger.Cursor {
-	return ledger.Cursor{Tenant: e.Ref.Tenant, Operation: e.Ref.Operation, DueAt: e.DueAt, Incarnation: e.Incarnation, Scope: e.Scope}
+func (m *Model) compareCursors(order ledger.PageOrder, a, b ledger.Cursor) int {
+	if m.byScope {
+		return compareByScope(order, a, b)
+	}
+	return compareCursors(order, a, b)
+}
+
+// compareByScope compares as stores do whose pages by name are not by age.
+func compareByScope(order ledger.PageOrder, a, b ledger.Cursor) int {
+	a.Incarnation, b.Incarnation = 0, 0
+	return compareCursors(order, a, b)
 }
 
 func compareCursors(order ledger.PageOrder, a, b ledger.Cursor) int {

@@ -33,7 +33,7 @@ func (o operation) String() string { return fmt.Sprintf("%s(%d, %d)", o.kind, o.
 // operationKinds are drawn evenly: a kind that should come more often stands here more often.
 var operationKinds = []string{
 	"fresh", "fresh", "over", "over", "stale", "complete", "fail", "give up", "extend", "extend", "stranger", "forget", "forget stale",
-	"advance", "advance", "advance past due", "page by scope", "page by due", "setting", "setting", "delete setting",
+	"advance", "advance", "advance past due", "page by name", "page by due", "setting", "setting", "delete setting",
 }
 
 func sequences(b *bench) {
@@ -106,7 +106,7 @@ type sequence struct {
 
 func newSequence(b *bench, store *Backend, seed uint64) *sequence {
 	clock := NewClock(store.Clock.Now())
-	s := &sequence{b: b, store: store, clock: clock, model: NewModel(clock, b.f.Margin)}
+	s := &sequence{b: b, store: store, clock: clock, model: store.model(clock, b.f.Margin)}
 	g := newGenerator(seed)
 	for i := range scopesOfSequence {
 		id := g.scope()
@@ -145,7 +145,7 @@ func (s *sequence) step(o operation) string {
 			s.advance(row.DueAt.Sub(s.clock.Now()) + time.Duration(g.IntN(3)-1)*s.b.tick)
 		}
 		return ""
-	case "page by scope", "page by due":
+	case "page by name", "page by due":
 		return s.comparePage(g, o.kind == "page by due")
 	case "setting", "delete setting":
 		return s.setting(g, o.kind == "delete setting")
@@ -331,7 +331,7 @@ func (s *sequence) comparePage(g generator, byDue bool) string {
 	}
 	if row := s.row(s.scopes[g.IntN(len(s.scopes))]); row != nil {
 		if g.IntN(2) == 0 {
-			q.After = cursorAt(row)
+			q.After = ledger.CursorOf(row)
 		}
 		if !byDue && g.IntN(2) == 0 {
 			q.Tenant, q.States = row.Ref.Tenant, []ledger.State{row.State}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"runtime"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/idemd/idemd/ledger"
@@ -72,6 +73,21 @@ func TestWritesThatQueuedAreOneTransaction(t *testing.T) {
 	if after.LargestBatch < 50 || after.Writes-before.Writes != 50 || after.CommitTime <= before.CommitTime {
 		t.Errorf("the numbers do not tell: %+v", after)
 	}
+}
+
+// TestALoneWriteWaitsForNoTimer: in the bubble time stands still while anybody works, and goes on when all only wait: for a timer then.
+func TestALoneWriteWaitsForNoTimer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := openForTest(t, Config{Dir: t.TempDir()})
+		began := time.Now()
+		for n := range int64(20) {
+			pair(t, s, n, 10)
+		}
+		if waited := time.Since(began); waited != 0 {
+			t.Errorf("a caller who is alone waited %v for timers in twenty pairs", waited)
+		}
+	})
 }
 
 func TestOneBadWriteFailsAlone(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/idemd/idemd/ledger"
@@ -94,6 +95,27 @@ func TestWritesThatArriveWhileTheStoreIsBusyShareATransaction(t *testing.T) {
 }
 
 // What a write of a batch does to its row, and the stamps that it tells, are what ledger says.
+// In the bubble time stands still while anybody works or the database is asked, and goes on when all only wait: for a timer then.
+func TestALoneWriteWaitsForNoTimer(t *testing.T) {
+	onEveryEngine(t, func(t *testing.T, d *database) {
+		synctest.Test(t, func(t *testing.T) {
+			s := d.real(t)
+			began := time.Now()
+			for n := range byte(10) {
+				mustWrite(t, s, begin(scopeOf(n)))
+				r, err := s.Get(t.Context(), scopeOf(n))
+				if err != nil {
+					t.Fatal(err)
+				}
+				mustWrite(t, s, complete(r.Entry))
+			}
+			if waited := time.Since(began); waited != 0 {
+				t.Errorf("a caller who is alone waited %v for timers in ten pairs", waited)
+			}
+		})
+	})
+}
+
 func TestAWriteDoesTheSameInABatchAsByItself(t *testing.T) {
 	onEveryEngine(t, func(t *testing.T, d *database) {
 		gatherOneOfEach(t, d, oneConnection(t, d, d.url), 1)
